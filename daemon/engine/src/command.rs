@@ -1,0 +1,116 @@
+//! What the engine wants done.
+
+use crate::{Endpoint, Incident, JobName, JobRecord, Phase, StepVote};
+use reknit_layout::{Epoch, Holding, JobSpec, NodeName, Place, Plan, Step, WorkerKey};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The shell carries these out in order. If a `Persist` fails, nothing after it may happen: the daemon stops.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Command {
+    /// Store the record durably before the next command.
+    Persist(Box<JobRecord>),
+    PersistIncident(Box<Incident>),
+
+    Spawn {
+        node: NodeName,
+        job: JobName,
+        worker: WorkerKey,
+    },
+    /// Kill and confirm; answered by `Event::WorkerExited`.
+    Fence {
+        node: NodeName,
+        job: JobName,
+        worker: WorkerKey,
+    },
+
+    CloseEpoch {
+        job: JobName,
+        worker: WorkerKey,
+        epoch: Epoch,
+        reason: String,
+    },
+    Pause {
+        job: JobName,
+        worker: WorkerKey,
+        epoch: Epoch,
+    },
+    /// The shell adds the epoch's ticket: fresh random bytes per epoch, never stored.
+    Prepare {
+        job: JobName,
+        worker: WorkerKey,
+        epoch: Epoch,
+        plan: Arc<Plan>,
+        participants: Arc<Vec<Participant>>,
+        resume_step: Step,
+        vote: Option<StepVote>,
+    },
+    Resume {
+        job: JobName,
+        worker: WorkerKey,
+        epoch: Epoch,
+    },
+    Stop {
+        job: JobName,
+        worker: WorkerKey,
+        reason: String,
+    },
+
+    /// Run `reknit_layout::plan` on this, off the event loop, and answer with `Event::Planned`.
+    Plan {
+        job: JobName,
+        epoch: Epoch,
+        spec: Arc<JobSpec>,
+        members: BTreeMap<Place, WorkerKey>,
+        holdings: BTreeMap<WorkerKey, Holding>,
+        fresh: bool,
+    },
+
+    /// For operators who watch.
+    Notify {
+        job: JobName,
+        notice: Notice,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Participant {
+    pub worker: WorkerKey,
+    pub endpoint: Endpoint,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Notice {
+    /// `complete`: every replica's samples are known.
+    Step {
+        epoch: Epoch,
+        step: Step,
+        loss: f64,
+        tokens: u64,
+        step_ms: u32,
+        complete: bool,
+        samples_missing: u32,
+        samples_repeated: u32,
+    },
+    Phase {
+        phase: Phase,
+        explanation: String,
+    },
+    Layout {
+        epoch: Epoch,
+        degrees: Vec<u32>,
+        batch: Vec<u32>,
+        bytes_moved: u64,
+        bytes_lower_bound: u64,
+        resume_step: Step,
+    },
+    Incident(Box<Incident>),
+    Worker {
+        worker: WorkerKey,
+        place: Option<Place>,
+        node: NodeName,
+        pid: u32,
+        state: String,
+    },
+    Note(String),
+}

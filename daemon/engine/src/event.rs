@@ -1,0 +1,215 @@
+//! What the engine is told.
+
+use crate::{Incident, JobName, JobRecord};
+use reknit_layout::{Epoch, GpuId, Holding, JobSpec, NodeName, Plan, PlanError, Step, WorkerKey};
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// First of all, once: what the store holds.
+    Started {
+        jobs: Vec<JobRecord>,
+        incidents: Vec<Incident>,
+    },
+
+    /// An agent opened its session. `workers` run on its node now, with their pids.
+    AgentConnected {
+        node: NodeName,
+        gpus: Vec<GpuReport>,
+        workers: Vec<(JobName, WorkerKey, u32)>,
+    },
+    AgentDisconnected {
+        node: NodeName,
+    },
+    HealthChanged {
+        node: NodeName,
+        gpu: GpuId,
+        health: HealthClass,
+        cause: String,
+        shards_readable: bool,
+    },
+    WorkerSpawned {
+        node: NodeName,
+        job: JobName,
+        worker: WorkerKey,
+        pid: u32,
+    },
+    /// The process is confirmed gone (or never came to be).
+    WorkerExited {
+        node: NodeName,
+        job: JobName,
+        worker: WorkerKey,
+        exit: ExitStatus,
+    },
+
+    /// A worker opened its session, for the first time or again.
+    WorkerConnected {
+        job: JobName,
+        worker: WorkerKey,
+        node: NodeName,
+        endpoint: Endpoint,
+        pid: u32,
+        state: WorkerState,
+    },
+    /// The session ended. Says nothing about the process.
+    WorkerDisconnected {
+        job: JobName,
+        worker: WorkerKey,
+    },
+    PlaneFailed {
+        job: JobName,
+        worker: WorkerKey,
+        epoch: Epoch,
+        peer: Option<WorkerKey>,
+        reason: String,
+        timed_out: bool,
+    },
+    Quiesced {
+        job: JobName,
+        worker: WorkerKey,
+        state: WorkerState,
+    },
+    Ready {
+        job: JobName,
+        worker: WorkerKey,
+        epoch: Epoch,
+        step: Step,
+        replicated_digest: String,
+        bytes_received: u64,
+    },
+    PrepareFailed {
+        job: JobName,
+        worker: WorkerKey,
+        epoch: Epoch,
+        peer: Option<WorkerKey>,
+        reason: String,
+    },
+    Committed {
+        job: JobName,
+        worker: WorkerKey,
+        epoch: Epoch,
+        step: Step,
+        vote: StepVote,
+        first_sample: u64,
+        samples: u32,
+        step_ms: u32,
+        tokens: u64,
+        rolled_forward: bool,
+    },
+    Progress {
+        job: JobName,
+        worker: WorkerKey,
+        epoch: Epoch,
+        step: Step,
+        ticks: u64,
+    },
+    Completed {
+        job: JobName,
+        worker: WorkerKey,
+        epoch: Epoch,
+        step: Step,
+        replicated_digest: String,
+    },
+
+    /// The answer to [`crate::Command::Plan`].
+    Planned {
+        job: JobName,
+        epoch: Epoch,
+        result: Result<Plan, PlanError>,
+    },
+
+    /// An operator's wish. The shell asks `State::refusal` first; here it is only carried out.
+    Submit {
+        spec: Box<JobSpec>,
+    },
+    StopJob {
+        job: JobName,
+    },
+    DrainGpu {
+        gpu: GpuId,
+    },
+    RestoreGpu {
+        gpu: GpuId,
+    },
+
+    /// Time has passed: sent when `State::next_deadline` is reached.
+    Tick,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuReport {
+    pub gpu: GpuId,
+    pub index: u32,
+    pub name: String,
+    pub memory_bytes: u64,
+    pub health: HealthClass,
+    pub cause: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HealthClass {
+    Healthy,
+    /// Drop now; shards unreadable.
+    Fatal,
+    /// Its process died; the GPU may rejoin at once.
+    RankDied,
+    /// Take out at a step boundary; shards readable.
+    Drain,
+    Predict,
+    /// The driver does not answer.
+    Unknown,
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExitStatus {
+    /// In words.
+    pub how: String,
+    pub signal: Option<i32>,
+    /// `None` when a signal ended it or it never started.
+    pub status: Option<i32>,
+}
+
+/// Where a worker's data plane listens.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Endpoint {
+    pub node: String,
+    pub unix: String,
+    pub tcp: String,
+}
+
+/// What a worker says of itself.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WorkerState {
+    pub phase: WorkerPhase,
+    /// The epoch it trains or trained under; 0 for none.
+    pub epoch: Epoch,
+    /// The epoch to come, in `Ready` and `Preparing`; 0 otherwise.
+    pub ready_epoch: Epoch,
+    /// `holding.step` is the committed step.
+    pub holding: Holding,
+    /// The highest step whose reduced gradients are all here: `holding.step` or one more.
+    pub prepared: Step,
+    /// The step in work when it stopped; `holding.step` when none was begun.
+    pub attempted: Step,
+    /// The vote of the committed step; `None` before the first.
+    pub vote: Option<StepVote>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkerPhase {
+    Idle,
+    Training,
+    Quiesced,
+    Preparing,
+    Ready,
+    Completed,
+}
+
+/// What a step's vote decided: the same bits on every rank.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct StepVote {
+    pub grad_norm_squared: f64,
+    pub loss: f64,
+}

@@ -1,0 +1,51 @@
+//! ATTRIBUTED: one record per fault.
+
+use crate::{JobName, Time};
+use reknit_layout::{Epoch, GpuId, NodeName, Place};
+use serde::{Deserialize, Serialize};
+
+/// What failed, who saw it first, how long each phase took, what it cost, what to do.
+///
+/// A time is `None` when its phase was not reached.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Incident {
+    pub id: u64,
+    pub job: JobName,
+    pub kind: IncidentKind,
+    pub place: Option<Place>,
+    pub gpu: Option<GpuId>,
+    pub node: Option<NodeName>,
+    /// What was seen, in words.
+    pub signal: String,
+    pub first_reporter: String,
+    pub epoch_before: Epoch,
+    pub epoch_after: Option<Epoch>,
+    /// The first sign of it. The others follow in this order; each phase starts where the one before ended.
+    pub detected: Time,
+    pub quiesced: Option<Time>,
+    pub fenced: Option<Time>,
+    pub planned: Option<Time>,
+    pub ready: Option<Time>,
+    pub committed: Option<Time>,
+    /// The first step after it was committed.
+    pub recovered: Option<Time>,
+    pub steps_lost: u64,
+    pub bytes_moved: u64,
+    pub bytes_lower_bound: u64,
+    pub degrees_before: Vec<u32>,
+    pub degrees_after: Vec<u32>,
+    pub advice: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IncidentKind {
+    WorkerKilled,
+    WorkerExited,
+    GpuLost,
+    PlaneFailed,
+    Frozen,
+    NodeLost,
+    /// Not a fault: a drain or a rejoin.
+    Planned,
+}

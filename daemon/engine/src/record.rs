@@ -1,0 +1,47 @@
+//! What is stored of a job.
+
+use crate::JobName;
+use reknit_layout::{Epoch, GpuId, Incarnation, JobSpec, Layout};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// Enough for a new daemon to go on, together with what agents and workers report.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobRecord {
+    pub name: JobName,
+    pub spec: JobSpec,
+    pub phase: Phase,
+    pub explanation: String,
+    /// The last committed layout.
+    pub layout: Option<Layout>,
+    /// The highest epoch ever prepared or closed. The next one is higher: epochs never repeat.
+    pub last_epoch: Epoch,
+    /// The highest incarnation ever spawned.
+    pub last_incarnation: Incarnation,
+    /// True from the first commit on. State is never made from the seed again (NO-GUESS).
+    pub ever_committed: bool,
+    /// Taken out by an operator.
+    pub drained: BTreeSet<GpuId>,
+    pub last_incident: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Not enough healthy GPUs are known yet.
+    Pending,
+    /// Workers are being started.
+    Starting,
+    Running,
+    Quiescing,
+    Resharding,
+    /// Too few GPUs, or units without a live holder. The explanation says which and what the ways out are.
+    Waiting,
+    /// Being stopped by an operator.
+    Draining,
+    Stopped,
+    Completed,
+    Failed,
+    /// A new daemon waits for reports and declares nothing lost before everyone had time.
+    Rebuilding,
+}

@@ -1,0 +1,212 @@
+//! The job file: what to train and how, as `reknit job submit` and `reknit plan` take it.
+
+use crate::{Axis, Family};
+use serde::{Deserialize, Serialize};
+
+/// A job file, parsed and checked. Serialises back to the same TOML.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobSpec {
+    pub name: String,
+    pub model: ModelSpec,
+    pub parallel: ParallelSpec,
+    pub batch: BatchSpec,
+    pub optimizer: OptimizerSpec,
+    pub data: DataSpec,
+    #[serde(default)]
+    pub recovery: RecoverySpec,
+    #[serde(default)]
+    pub checkpoint: CheckpointSpec,
+    pub run: RunSpec,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelSpec {
+    pub kind: ModelKind,
+    pub layers: u32,
+    pub hidden: u32,
+    pub heads: u32,
+    /// Attention units: each KV head goes with `heads / kv_heads` query heads.
+    pub kv_heads: u32,
+    /// Default `hidden / heads`.
+    #[serde(default)]
+    pub head_dim: Option<u32>,
+    pub ffn: u32,
+    pub ffn_block: u32,
+    pub vocab: u32,
+    pub vocab_block: u32,
+    pub seq_len: u32,
+    #[serde(default)]
+    pub tie_embeddings: bool,
+    #[serde(default)]
+    pub dtype: Dtype,
+}
+
+impl ModelSpec {
+    pub fn head_dim(&self) -> u32 {
+        self.head_dim.unwrap_or(self.hidden / self.heads)
+    }
+
+    /// How many units the family has (in each layer, if it has layers).
+    pub fn units(&self, family: Family) -> u32 {
+        match family {
+            Family::Attn => self.kv_heads,
+            Family::Ffn => self.ffn / self.ffn_block,
+            Family::Vocab => self.vocab / self.vocab_block,
+        }
+    }
+
+    /// Every axis of the model, in a fixed order.
+    pub fn axes(&self) -> Vec<Axis> {
+        let layered = (0..self.layers).flat_map(|layer| [Axis::attn(layer), Axis::ffn(layer)]);
+        layered.chain([Axis::vocab()]).collect()
+    }
+
+    /// Parameters in one unit of the family (in one layer, if it has layers).
+    ///
+    /// attn: rows of Q for the query heads, one row block each of K and V, and the matching rows of the
+    /// transposed output projection. ffn: gate, up and transposed down. vocab: embedding rows, and head rows unless tied.
+    pub fn unit_params(&self, family: Family) -> u64 {
+        let (hidden, head_dim) = (u64::from(self.hidden), u64::from(self.head_dim()));
+        match family {
+            Family::Attn => {
+                let queries = u64::from(self.heads / self.kv_heads);
+                (2 * queries + 2) * head_dim * hidden
+            }
+            Family::Ffn => 3 * u64::from(self.ffn_block) * hidden,
+            Family::Vocab => {
+                let copies = if self.tie_embeddings { 1 } else { 2 };
+                copies * u64::from(self.vocab_block) * hidden
+            }
+        }
+    }
+
+    /// Parameters that every rank holds: two norms a layer and the last one.
+    pub fn replicated_params(&self) -> u64 {
+        (2 * u64::from(self.layers) + 1) * u64::from(self.hidden)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ModelKind {
+    /// Dense decoder-only transformer.
+    Decoder,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dtype {
+    #[default]
+    F32,
+    Bf16,
+    /// Test mode.
+    F64,
+}
+
+impl Dtype {
+    /// Bytes of one parameter with both Adam moments, which is what a reshard moves.
+    ///
+    /// bf16 keeps an f32 master beside the bf16 weight's source: 12 bytes as well.
+    pub fn state_bytes(self) -> u64 {
+        match self {
+            Self::F32 | Self::Bf16 => 12,
+            Self::F64 => 24,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ParallelSpec {
+    pub data: u32,
+    pub tensor: u32,
+    #[serde(default = "one")]
+    pub pipeline: u32,
+    /// A group with fewer active slots than this does not train.
+    #[serde(default = "one")]
+    pub min_tensor: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BatchSpec {
+    /// Samples per optimizer step, over all replicas.
+    pub global: u32,
+    /// Samples per micro-batch of one replica.
+    pub micro: u32,
+    #[serde(default)]
+    pub policy: BatchPolicy,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BatchPolicy {
+    /// The global batch stays; samples are apportioned again so that the slowest replica is done earliest.
+    #[default]
+    KeepGlobal,
+    /// A reduced replica takes fewer samples and the sum is weighted.
+    Shrink,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OptimizerSpec {
+    pub lr: f64,
+    pub warmup_steps: u64,
+    pub decay_steps: u64,
+    pub min_lr: f64,
+    pub betas: [f64; 2],
+    pub eps: f64,
+    pub weight_decay: f64,
+    pub grad_clip: f64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataSpec {
+    /// Files or glob patterns, relative to the job file.
+    pub files: Vec<String>,
+    #[serde(default = "bytes")]
+    pub tokenizer: String,
+}
+
+fn bytes() -> String {
+    "bytes".to_owned()
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RecoverySpec {
+    pub spares: u32,
+    pub power_boost: bool,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CheckpointSpec {
+    /// Empty: none.
+    pub dir: String,
+    pub every_steps: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunSpec {
+    /// The job completes when this many steps are committed.
+    pub steps: u64,
+    pub seed: u64,
+}
+
+/// Why a job file was refused: what, where, and what is allowed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{file}: {problem}")]
+pub struct JobError {
+    pub file: String,
+    pub problem: String,
+}

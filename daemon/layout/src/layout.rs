@@ -1,0 +1,125 @@
+//! A job's layout at one epoch.
+
+use crate::{Axis, Epoch, Place, ReplicaId, Slot, StageId, Units, WorkerKey};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Who holds what, who takes how many samples, and where gradients meet, at one epoch.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Layout {
+    pub epoch: Epoch,
+    /// One per (replica, stage), ordered by replica, then stage.
+    pub groups: Vec<Group>,
+    /// Samples of each replica per step; 0 for a replica that does not train.
+    pub batch: Vec<u32>,
+    /// One per stage.
+    pub sync: Vec<SyncColumns>,
+}
+
+/// One (replica, stage): the slots that split its tensors.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Group {
+    pub replica: ReplicaId,
+    pub stage: StageId,
+    /// One entry per nominal slot, in slot order; `None` where the slot is inactive.
+    pub slots: Vec<Option<Member>>,
+    /// Per axis one set per nominal slot, empty where inactive. Together they cover every unit once (COVER),
+    /// or all are empty in a group that does not train.
+    pub partitions: BTreeMap<Axis, Vec<Units>>,
+}
+
+/// The worker that fills an active slot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    pub worker: WorkerKey,
+}
+
+/// How the gradients of one stage meet over the replicas.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SyncColumns {
+    pub stage: StageId,
+    /// The smallest degree among training replicas.
+    pub columns: u32,
+    /// `hosts[replica][column]`: the slot that hosts the column; empty for a replica that does not train.
+    /// A slot hosts at most one column.
+    pub hosts: Vec<Vec<Slot>>,
+    /// Per axis the units of each column. What a slot owns outside its own column goes to the column's host
+    /// before the sum over replicas and comes back after it.
+    pub axes: Vec<SyncAxis>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SyncAxis {
+    pub axis: Axis,
+    pub columns: Vec<Units>,
+}
+
+impl Layout {
+    /// Every active place with its worker, in the order of places.
+    pub fn members(&self) -> impl Iterator<Item = (Place, &Member)> {
+        self.groups.iter().flat_map(|group| {
+            group
+                .slots
+                .iter()
+                .enumerate()
+                .filter_map(move |(slot, member)| {
+                    let place = Place {
+                        replica: group.replica,
+                        stage: group.stage,
+                        slot: Slot(slot as u32),
+                    };
+                    member.as_ref().map(|member| (place, member))
+                })
+        })
+    }
+
+    pub fn group(&self, replica: ReplicaId, stage: StageId) -> Option<&Group> {
+        self.groups
+            .iter()
+            .find(|group| (group.replica, group.stage) == (replica, stage))
+    }
+
+    /// Where `worker` stands, if it has a place.
+    pub fn place_of(&self, worker: &WorkerKey) -> Option<Place> {
+        self.members()
+            .find(|(_, member)| member.worker == *worker)
+            .map(|(place, _)| place)
+    }
+
+    /// The degree of every group, in the order of groups.
+    pub fn degrees(&self) -> Vec<u32> {
+        self.groups.iter().map(Group::degree).collect()
+    }
+
+    /// The samples of a step that `replica` takes, as an offset range into the step's global batch.
+    pub fn samples_of(&self, replica: ReplicaId) -> std::ops::Range<u32> {
+        let index = replica.0 as usize;
+        let start: u32 = self.batch.iter().take(index).sum();
+        start..start + self.batch.get(index).copied().unwrap_or(0)
+    }
+}
+
+impl Group {
+    /// How many slots are active.
+    pub fn degree(&self) -> u32 {
+        self.slots.iter().flatten().count() as u32
+    }
+
+    /// The active slots in order: the rank order of the group's communicator.
+    pub fn active(&self) -> Vec<Slot> {
+        let slots = self.slots.iter().enumerate();
+        slots
+            .filter(|(_, member)| member.is_some())
+            .map(|(slot, _)| Slot(slot as u32))
+            .collect()
+    }
+
+    /// What `slot` owns of every axis.
+    pub fn owned(&self, slot: Slot) -> BTreeMap<Axis, Units> {
+        let of = |sets: &Vec<Units>| sets.get(slot.0 as usize).cloned().unwrap_or_default();
+        self.partitions
+            .iter()
+            .map(|(axis, sets)| (*axis, of(sets)))
+            .collect()
+    }
+}

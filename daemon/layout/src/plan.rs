@@ -1,0 +1,65 @@
+//! What the planner is asked and what it answers.
+
+use crate::{Axis, Epoch, Holding, JobSpec, Layout, Place, Units, WorkerKey};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Everything a plan depends on. The same request always gives the same plan.
+#[derive(Debug, Clone)]
+pub struct PlanRequest<'a> {
+    pub job: &'a JobSpec,
+    /// The epoch of the layout to make.
+    pub epoch: Epoch,
+    /// The workers that shall train, by nominal place. Places not named are inactive.
+    pub members: &'a BTreeMap<Place, WorkerKey>,
+    /// What every reachable worker holds, members and leaving ones alike. A worker that holds nothing may be absent.
+    /// Only holdings at the newest step among them count: others cannot be brought there (SAME-STEP).
+    pub holdings: &'a BTreeMap<WorkerKey, Holding>,
+    /// True only when the job has never committed a step: state is then made from the seed, nothing is fetched.
+    pub fresh: bool,
+}
+
+/// A new layout and the way there.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    pub layout: Layout,
+    /// In a fixed order. Empty when `fresh`.
+    pub transfers: Vec<Transfer>,
+    /// Every rank makes its state from the seed.
+    pub fresh: bool,
+    pub bytes_moved: u64,
+    /// The least that any plan to a balanced layout of these members must move into new owners.
+    pub bytes_lower_bound: u64,
+}
+
+/// Some units of one axis go from a worker that holds them to one that shall own them.
+///
+/// The sender keeps its copy until the commit (ONLY-COPY). A new member that holds nothing also receives the
+/// replicated parameters: `axis` and `units` are `None` and empty there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Transfer {
+    pub axis: Option<Axis>,
+    pub units: Units,
+    pub from: WorkerKey,
+    pub to: WorkerKey,
+    pub bytes: u64,
+}
+
+/// Why there is no plan.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// NO-GUESS: these units have no live holder at the newest step.
+    #[error("no live GPU holds {}", describe(.0))]
+    Unrecoverable(BTreeMap<Axis, Units>),
+    /// No replica has `min_tensor` active slots in every stage.
+    #[error("no replica has {needed} active slots in every stage (most found: {found})")]
+    TooFew { needed: u32, found: u32 },
+}
+
+fn describe(units: &BTreeMap<Axis, Units>) -> String {
+    let parts: Vec<_> = units
+        .iter()
+        .map(|(axis, units)| format!("{axis} units {units}"))
+        .collect();
+    parts.join(", ")
+}

@@ -1,0 +1,141 @@
+//! The trait that every data plane implements.
+
+use crate::{AbortReason, Buffer, PlaneError};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Where a worker's data plane listens. Peers on the same node use the Unix socket, others TCP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    pub node: String,
+    /// Name of a socket in Linux's abstract namespace: it leaves nothing on disk.
+    pub unix: String,
+    /// `host:port`.
+    pub tcp: String,
+}
+
+/// The secret of one epoch, given to each of its members alone. Never logged.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Ticket(pub [u8; 32]);
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Ticket(..)")
+    }
+}
+
+/// Which group to join, as which rank.
+#[derive(Debug, Clone)]
+pub struct GroupSpec {
+    pub job: String,
+    pub epoch: u64,
+    /// Unique within the epoch, such as `tp.0.0` or `world`.
+    pub name: String,
+    /// In rank order.
+    pub members: Vec<Endpoint>,
+    pub rank: usize,
+    pub ticket: Ticket,
+    /// All members must have joined within this time.
+    pub deadline: Duration,
+}
+
+/// How values of several ranks become one. Always computed in rank order, so that results repeat bit by bit,
+/// and every rank gets the same bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reduce {
+    Sum,
+    Max,
+}
+
+/// An operation of a whole group. Counts are in elements of the buffer's type.
+#[derive(Debug)]
+pub enum Op {
+    /// Every rank ends with the reduction of all buffers, which have one length.
+    AllReduce {
+        reduce: Reduce,
+        buffer: Buffer,
+    },
+    /// Rank `r` ends with the sum of everybody's `r`-th part; parts are `counts[r]` long.
+    ReduceScatterV {
+        buffer: Buffer,
+        counts: Vec<usize>,
+    },
+    /// Every rank gives `counts[rank]` elements and ends with all parts in rank order.
+    AllGatherV {
+        buffer: Buffer,
+        counts: Vec<usize>,
+    },
+    /// Rank `r` gets the `r`-th part of this rank's buffer (`send[r]` long); this rank ends with what the others
+    /// sent it, in rank order (`receive[r]` long).
+    AllToAllV {
+        buffer: Buffer,
+        send: Vec<usize>,
+        receive: Vec<usize>,
+    },
+    /// Every rank ends with the root's buffer; the others give one of the same length.
+    Broadcast {
+        root: usize,
+        buffer: Buffer,
+    },
+    Send {
+        to: usize,
+        buffer: Buffer,
+    },
+    /// The buffer gives type and length and is overwritten.
+    Recv {
+        from: usize,
+        buffer: Buffer,
+    },
+    Barrier,
+}
+
+/// An operation on its way. It owns its buffer until it is waited for.
+pub trait Work: Send {
+    /// Waits for the end. The buffer comes back only if the operation finished on this rank, the group was not
+    /// aborted, and the deadline given at submission was kept. `Send` and `Barrier` give back an empty buffer.
+    fn wait(self: Box<Self>) -> Result<Buffer, PlaneError>;
+}
+
+pub trait Group: Send {
+    fn rank(&self) -> usize;
+    fn size(&self) -> usize;
+    fn epoch(&self) -> u64;
+    /// Queues an operation. Operations run in order; every rank must submit the same ones in the same order
+    /// (`Send` and `Recv` only on the two ranks concerned).
+    fn submit(&mut self, op: Op, deadline: Duration) -> Box<dyn Work>;
+    /// The first error of the group, if any. Never blocks.
+    fn health(&self) -> Option<PlaneError>;
+    fn aborter(&self) -> Arc<dyn Aborter>;
+    /// Leaves a healthy group after its last operation, so that peers see an orderly end.
+    fn retire(self: Box<Self>);
+}
+
+impl fmt::Debug for dyn Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Group(rank {} of {}, epoch {})",
+            self.rank(),
+            self.size(),
+            self.epoch()
+        )
+    }
+}
+
+/// Ends a group from any thread. May be called again and again; the first reason stays.
+pub trait Aborter: Send + Sync {
+    /// Returns at once. Every pending and later operation of the group fails.
+    fn abort(&self, reason: AbortReason);
+}
+
+/// A worker's entrance to the data plane.
+pub trait Plane: Send + Sync {
+    /// Where peers reach this worker.
+    fn endpoint(&self) -> Endpoint;
+    /// Joins a group together with all its members. Blocks until all are there, the deadline passes, or
+    /// [`Plane::abort_joins`] is called. May be called from several threads at once for different groups.
+    fn join(&self, spec: GroupSpec) -> Result<Box<dyn Group>, PlaneError>;
+    /// Fails every join of epochs up to and including `epoch`, now and later.
+    fn abort_joins(&self, epoch: u64);
+}

@@ -1,0 +1,1 @@
+//! The host plane: Unix sockets on one node, TCP between nodes.
