@@ -1,6 +1,6 @@
 //! `reknit-simdriver`: makes GPUs for the simulated driver, and breaks and mends them.
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail};
 use clap::{Parser, Subcommand};
 use reknit_simdriver::state::State;
 use std::io::{self, Write};
@@ -76,17 +76,27 @@ fn run(command: Command) -> anyhow::Result<()> {
             State::update(&file, |state| state.raise_xid(gpu, event))?;
         }
         Command::Library => {
-            let program = std::env::current_exe().context("cannot find this program's folder")?;
-            let library = program.with_file_name(LIBRARY);
-            ensure!(
-                library.exists(),
-                "{} is missing: build it with `cargo build -p reknit-simdriver`",
-                library.display()
-            );
+            let library = library()?;
             writeln!(out, "{}", library.display())?;
         }
     }
     Ok(())
+}
+
+/// The newest library beside this program; Cargo leaves a test's build in `deps`.
+fn library() -> anyhow::Result<PathBuf> {
+    let program = std::env::current_exe().context("cannot find this program's folder")?;
+    let folder = program.parent().unwrap_or(&program);
+    let built = [folder.join(LIBRARY), folder.join("deps").join(LIBRARY)];
+    let age = |path: &PathBuf| path.metadata().and_then(|file| file.modified()).ok();
+    let newest = built.iter().max_by_key(|path| age(path));
+    match newest {
+        Some(path) if path.exists() => Ok(path.clone()),
+        Some(_) | None => bail!(
+            "{} is missing: build it with `cargo build -p reknit-simdriver`",
+            built[0].display()
+        ),
+    }
 }
 
 fn main() -> ExitCode {
