@@ -80,11 +80,7 @@ pub struct Place {
 
 impl Place {
     pub const fn new(replica: u32, stage: u32, slot: u32) -> Self {
-        Self {
-            replica: ReplicaId(replica),
-            stage: StageId(stage),
-            slot: Slot(slot),
-        }
+        Self { replica: ReplicaId(replica), stage: StageId(stage), slot: Slot(slot) }
     }
 }
 
@@ -107,11 +103,7 @@ impl FromStr for Place {
         let mut numbers = text.split('.').map(|part| part.parse::<u32>());
         let mut next = || numbers.next().and_then(Result::ok).ok_or_else(bad);
         let place = Self::new(next()?, next()?, next()?);
-        if numbers.next().is_some() {
-            Err(bad())
-        } else {
-            Ok(place)
-        }
+        if numbers.next().is_some() { Err(bad()) } else { Ok(place) }
     }
 }
 
@@ -123,9 +115,7 @@ impl Serialize for Place {
 
 impl<'de> Deserialize<'de> for Place {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(serde::de::Error::custom)
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
 
@@ -162,24 +152,15 @@ pub struct Axis {
 
 impl Axis {
     pub const fn attn(layer: u32) -> Self {
-        Self {
-            family: Family::Attn,
-            layer: Some(layer),
-        }
+        Self { family: Family::Attn, layer: Some(layer) }
     }
 
     pub const fn ffn(layer: u32) -> Self {
-        Self {
-            family: Family::Ffn,
-            layer: Some(layer),
-        }
+        Self { family: Family::Ffn, layer: Some(layer) }
     }
 
     pub const fn vocab() -> Self {
-        Self {
-            family: Family::Vocab,
-            layer: None,
-        }
+        Self { family: Family::Vocab, layer: None }
     }
 }
 
@@ -219,8 +200,6 @@ impl Serialize for Axis {
 
 impl<'de> Deserialize<'de> for Axis {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(serde::de::Error::custom)
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }

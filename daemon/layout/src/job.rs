@@ -115,6 +115,14 @@ impl Dtype {
             Self::F64 => 24,
         }
     }
+
+    /// Bytes of one parameter's gradient. Those of bf16 weights are summed in f32.
+    pub fn gradient_bytes(self) -> u64 {
+        match self {
+            Self::F32 | Self::Bf16 => 4,
+            Self::F64 => 8,
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,6 +1,6 @@
 //! A job's layout at one epoch.
 
-use crate::{Axis, Epoch, Place, ReplicaId, Slot, StageId, Units, WorkerKey};
+use crate::{Axis, Epoch, JobSpec, Place, ReplicaId, Slot, StageId, Units, WorkerKey};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -58,32 +58,20 @@ impl Layout {
     /// Every active place with its worker, in the order of places.
     pub fn members(&self) -> impl Iterator<Item = (Place, &Member)> {
         self.groups.iter().flat_map(|group| {
-            group
-                .slots
-                .iter()
-                .enumerate()
-                .filter_map(move |(slot, member)| {
-                    let place = Place {
-                        replica: group.replica,
-                        stage: group.stage,
-                        slot: Slot(slot as u32),
-                    };
-                    member.as_ref().map(|member| (place, member))
-                })
+            group.slots.iter().enumerate().filter_map(move |(slot, member)| {
+                let place = Place { replica: group.replica, stage: group.stage, slot: Slot(slot as u32) };
+                member.as_ref().map(|member| (place, member))
+            })
         })
     }
 
     pub fn group(&self, replica: ReplicaId, stage: StageId) -> Option<&Group> {
-        self.groups
-            .iter()
-            .find(|group| (group.replica, group.stage) == (replica, stage))
+        self.groups.iter().find(|group| (group.replica, group.stage) == (replica, stage))
     }
 
     /// Where `worker` stands, if it has a place.
     pub fn place_of(&self, worker: &WorkerKey) -> Option<Place> {
-        self.members()
-            .find(|(_, member)| member.worker == *worker)
-            .map(|(place, _)| place)
+        self.members().find(|(_, member)| member.worker == *worker).map(|(place, _)| place)
     }
 
     /// The degree of every group, in the order of groups.
@@ -99,6 +87,28 @@ impl Layout {
     }
 }
 
+impl Layout {
+    /// Bytes of gradients that are handed to the hosts of their columns in one step, over all replicas; as many come back.
+    pub fn handover_bytes(&self, job: &JobSpec) -> u64 {
+        let groups = self.groups.iter().filter_map(|group| {
+            let sync = self.sync.iter().find(|sync| sync.stage == group.stage)?;
+            let hosts = sync.hosts.get(group.replica.0 as usize)?;
+            let axes = sync.axes.iter().map(|axis| {
+                let travels = |slot: usize, owned: &Units| {
+                    let column = hosts.iter().position(|host| host.0 as usize == slot);
+                    let own = column.and_then(|column| axis.columns.get(column));
+                    owned.len() - own.map_or(0, |own| owned.intersection(own).len())
+                };
+                let sets = group.partitions.get(&axis.axis).into_iter().flatten();
+                let units: u32 = sets.enumerate().map(|(slot, owned)| travels(slot, owned)).sum();
+                u64::from(units) * job.unit_params(group.stage, axis.axis.family)
+            });
+            Some(axes.sum::<u64>())
+        });
+        groups.sum::<u64>() * job.model.dtype.gradient_bytes()
+    }
+}
+
 impl Group {
     /// How many slots are active.
     pub fn degree(&self) -> u32 {
@@ -108,18 +118,12 @@ impl Group {
     /// The active slots in order: the rank order of the group's communicator.
     pub fn active(&self) -> Vec<Slot> {
         let slots = self.slots.iter().enumerate();
-        slots
-            .filter(|(_, member)| member.is_some())
-            .map(|(slot, _)| Slot(slot as u32))
-            .collect()
+        slots.filter(|(_, member)| member.is_some()).map(|(slot, _)| Slot(slot as u32)).collect()
     }
 
     /// What `slot` owns of every axis.
     pub fn owned(&self, slot: Slot) -> BTreeMap<Axis, Units> {
         let of = |sets: &Vec<Units>| sets.get(slot.0 as usize).cloned().unwrap_or_default();
-        self.partitions
-            .iter()
-            .map(|(axis, sets)| (*axis, of(sets)))
-            .collect()
+        self.partitions.iter().map(|(axis, sets)| (*axis, of(sets))).collect()
     }
 }

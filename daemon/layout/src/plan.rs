@@ -57,9 +57,6 @@ pub enum PlanError {
 }
 
 fn describe(units: &BTreeMap<Axis, Units>) -> String {
-    let parts: Vec<_> = units
-        .iter()
-        .map(|(axis, units)| format!("{axis} units {units}"))
-        .collect();
+    let parts: Vec<_> = units.iter().map(|(axis, units)| format!("{axis} units {units}")).collect();
     parts.join(", ")
 }

@@ -15,11 +15,7 @@ impl Units {
 
     /// The units `start..end`; empty when `start >= end`.
     pub fn range(start: u32, end: u32) -> Self {
-        if start < end {
-            Self(vec![(start, end)])
-        } else {
-            Self::new()
-        }
+        if start < end { Self(vec![(start, end)]) } else { Self::new() }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -32,9 +28,7 @@ impl Units {
     }
 
     pub fn contains(&self, unit: u32) -> bool {
-        self.0
-            .iter()
-            .any(|&(start, end)| (start..end).contains(&unit))
+        self.0.iter().any(|&(start, end)| (start..end).contains(&unit))
     }
 
     pub fn intervals(&self) -> &[(u32, u32)] {
@@ -118,10 +112,7 @@ impl Units {
 impl FromIterator<(u32, u32)> for Units {
     /// Accepts intervals in any order, overlapping or empty.
     fn from_iter<I: IntoIterator<Item = (u32, u32)>>(intervals: I) -> Self {
-        let mut sorted: Vec<_> = intervals
-            .into_iter()
-            .filter(|(start, end)| start < end)
-            .collect();
+        let mut sorted: Vec<_> = intervals.into_iter().filter(|(start, end)| start < end).collect();
         sorted.sort_unstable();
         let mut merged: Vec<(u32, u32)> = Vec::with_capacity(sorted.len());
         for (start, end) in sorted {
