@@ -1,5 +1,12 @@
 //! The job file: what to train and how, as `reknit job submit` and `reknit plan` take it.
 
+mod example;
+mod parse;
+mod validate;
+
+pub use example::EXAMPLE;
+pub use validate::Invalid;
+
 use crate::{Axis, Family};
 use serde::{Deserialize, Serialize};
 

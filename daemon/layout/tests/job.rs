@@ -1,0 +1,188 @@
+//! Job files: what is accepted, and what the errors say.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use proptest::prelude::*;
+use reknit_layout::JobSpec;
+use reknit_layout::job::EXAMPLE;
+
+/// The example with one line replaced; `key` as it starts the line.
+fn with(key: &str, line: &str) -> String {
+    let start = format!("{key} = ");
+    assert_eq!(EXAMPLE.lines().filter(|l| l.starts_with(&start)).count(), 1, "{key}");
+    let lines = EXAMPLE.lines().map(|l| if l.starts_with(&start) { line } else { l });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn refused(text: &str) -> String {
+    let error = JobSpec::parse(text, "job.toml").unwrap_err().to_string();
+    assert!(!error.contains('\n'), "{error}");
+    error
+}
+
+#[test]
+fn the_example_parses_and_shows_the_defaults() {
+    let job = JobSpec::parse(EXAMPLE, "example").unwrap();
+    assert_eq!(JobSpec::parse(&job.to_toml(), "again").unwrap(), job);
+
+    // Without the lines that are said to have a default nothing changes but min_tensor.
+    let mut default = false;
+    let mut kept = String::new();
+    for line in EXAMPLE.lines() {
+        if line.starts_with('#') {
+            default = default || line.starts_with("# Default");
+            default = default && !line.starts_with("# Required");
+        } else {
+            if !default {
+                kept += &format!("{line}\n");
+            }
+            default = false;
+        }
+    }
+    let mut bare = JobSpec::parse(&kept, "bare").unwrap();
+    assert!(!kept.contains("head_dim") && !kept.contains("tokenizer") && !kept.contains("dir"), "{kept}");
+    assert_eq!((bare.parallel.min_tensor, bare.model.head_dim, bare.model.head_dim()), (1, None, 16));
+    bare.parallel.min_tensor = 2;
+    bare.model.head_dim = Some(16);
+    assert_eq!(bare, job);
+}
+
+#[test]
+fn errors_name_the_line_the_key_and_what_is_allowed() {
+    let line = |start: &str| EXAMPLE.lines().position(|line| line.starts_with(start)).unwrap() + 1;
+    for (key, bad, says) in [
+        (
+            "heads",
+            "heads = 10",
+            "model.heads = 10 is not divisible by kv_heads = 12: every KV head goes with",
+        ),
+        ("layers", "layers = 0", "model.layers = 0 is out of range: allowed are 1 to 16384"),
+        (
+            "layers",
+            "layers = -1",
+            "model.layers: invalid value: integer `-1`, allowed are whole numbers from 0 to",
+        ),
+        ("layers", "layers = 4294967295", "model.layers = 4294967295 is out of range"),
+        (
+            "layers",
+            "layers = 9223372036854775807",
+            "model.layers: invalid value: integer `9223372036854775807`",
+        ),
+        ("layers", "layers = \"4\"", "model.layers: invalid type: string \"4\", allowed are whole numbers"),
+        ("ffn_block", "ffn_block = 0", "model.ffn_block = 0 is out of range"),
+        ("ffn_block", "ffn_block = 768", "model.ffn_block gives ffn / ffn_block = 1 units: allowed are 4"),
+        ("ffn", "ffn = 770", "model.ffn = 770 is not divisible by ffn_block = 64: a block is never divided"),
+        ("vocab", "vocab = 128", "model.vocab = 128 is out of range: allowed are 256 to"),
+        (
+            "head_dim",
+            "head_dim = 15",
+            "model.head_dim makes heads of 15: rotary positions need an even head_dim",
+        ),
+        (
+            "dtype",
+            "dtype = \"bf16\"",
+            "model.dtype = \"bf16\" is not supported yet: allowed are \"f32\" and \"f64\"",
+        ),
+        ("dtype", "dtype = \"f16\"", "model.dtype: unknown value `f16`, allowed are `f32`, `bf16`, `f64`"),
+        (
+            "kv_heads",
+            "kv_heads = 3",
+            "model.kv_heads gives kv_heads = 3 units: allowed are 4 (parallel.tensor) to",
+        ),
+        ("kind", "knd = \"decoder\"", "model.knd: unknown key `knd`, allowed are `kind`, `layers`"),
+        ("tensor", "tensor = 0", "parallel.tensor = 0 is out of range"),
+        ("data", "data = 4294967295", "parallel.data = 4294967295 is out of range"),
+        ("data", "data = 64", "batch.global = 32 is out of range: allowed are 64 to"),
+        ("min_tensor", "min_tensor = 5", "parallel.min_tensor = 5 is out of range: allowed are 1 to 4"),
+        ("pipeline", "pipeline = 5", "parallel.pipeline = 5 is out of range: allowed are 1 to 4"),
+        ("micro", "micro = 33", "batch.micro = 33 is out of range: allowed are 1 to 32"),
+        ("lr", "lr = nan", "optimizer.lr = NaN is out of range: allowed are finite numbers above 0"),
+        ("lr", "lr = 0.0", "optimizer.lr = 0 is out of range"),
+        (
+            "min_lr",
+            "min_lr = 1.0",
+            "optimizer.min_lr = 1 is out of range: allowed are 0 to optimizer.lr = 0.0003",
+        ),
+        ("betas", "betas = [0.9, 1.0]", "optimizer.betas = [0.9, 1.0] is out of range"),
+        ("eps", "eps = inf", "optimizer.eps = inf is out of range"),
+        ("weight_decay", "weight_decay = -0.1", "optimizer.weight_decay = -0.1 is out of range"),
+        ("decay_steps", "decay_steps = 10", "optimizer.decay_steps = 10 ends before the warm-up"),
+        ("files", "files = []", "data.files names no file"),
+        (
+            "tokenizer",
+            "tokenizer = \"gpt2\"",
+            "data.tokenizer = \"gpt2\" is not supported: allowed is \"bytes\"",
+        ),
+        ("spares", "spares = 1", "recovery.spares = 1 is not supported yet: allowed is 0"),
+        ("power_boost", "power_boost = true", "recovery.power_boost = true is not supported yet"),
+        (
+            "dir",
+            "dir = \"/c\"",
+            "checkpoint.dir = \"/c\": checkpoints are not supported yet; leave [checkpoint] dir empty",
+        ),
+        ("every_steps", "every_steps = 5", "checkpoint.every_steps = 5 needs a checkpoint.dir"),
+        ("name", "name = \"A job\"", "name = \"A job\" is not a job name"),
+        ("steps", "steps = 0", "run.steps = 0 is out of range"),
+        ("seed", "seed = 99999999999999999999", "run.seed: "),
+        ("policy", "policy = keep", "line "),
+    ] {
+        let error = refused(&with(key, bad));
+        assert!(error.contains(says), "{bad}: {error}");
+        // The refused value may be another key's: data = 64 makes batch.global wrong.
+        let blamed = if says.starts_with("batch.global") { "global" } else { key };
+        assert!(
+            error.starts_with(&format!("job.toml: line {}: ", line(&format!("{blamed} = ")))),
+            "{bad}: {error}"
+        );
+    }
+}
+
+#[test]
+fn a_missing_key_or_table_is_named() {
+    let without = EXAMPLE.replace("\nseed = 1", "");
+    let error = refused(&without);
+    assert!(error.contains("run: missing key `seed`"), "{error}");
+    let error = refused("");
+    assert!(error.contains("missing key `name`"), "{error}");
+    let error = refused("name = \"x\"\nlayers");
+    assert!(error.starts_with("job.toml: line 2: "), "{error}");
+    // A key that stands nowhere is looked for in its table.
+    let error = refused(&EXAMPLE.replace("head_dim = 16\n", "").replace("hidden = 192", "hidden = 190"));
+    assert!(
+        error.contains("model.hidden = 190 is not divisible by heads = 12: set model.head_dim"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_model_whose_bytes_cannot_be_counted_is_refused() {
+    let huge = with("layers", "layers = 16384")
+        .replace("hidden = 192", "hidden = 1048576")
+        .replace("ffn = 768", "ffn = 16777216")
+        .replace("ffn_block = 64", "ffn_block = 4096");
+    let error = refused(&huge);
+    assert!(error.contains("model.layers and the other sizes make"), "{error}");
+}
+
+proptest! {
+    /// No text makes the parser panic, and no number in the place of another.
+    #[test]
+    fn no_number_panics(line in 0..EXAMPLE.lines().count(), number in prop_oneof![any::<i64>(), 0..300_i64]) {
+        let lines = EXAMPLE.lines().enumerate().map(|(at, text)| match text.split_once(" = ") {
+            Some((key, _)) if at == line && !key.starts_with('#') => format!("{key} = {number}"),
+            Some(_) | None => text.to_owned(),
+        });
+        let text = lines.collect::<Vec<_>>().join("\n");
+        if let Ok(job) = JobSpec::parse(&text, "job.toml") {
+            prop_assert_eq!(JobSpec::parse(&job.to_toml(), "again").unwrap(), job);
+        }
+    }
+
+    #[test]
+    fn no_text_panics(text in ".{0,200}", cut in 0..EXAMPLE.len()) {
+        let _ = JobSpec::parse(&text, "job.toml");
+        if let (Some(head), Some(tail)) = (EXAMPLE.get(..cut), EXAMPLE.get(cut..)) {
+            let error = JobSpec::parse(&format!("{head}{text}{tail}"), "job.toml").err();
+            prop_assert!(error.is_none_or(|error| !error.to_string().contains('\n')));
+        }
+    }
+}
