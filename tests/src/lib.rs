@@ -1,1 +1,8 @@
+//! Whole clusters of real processes, for the tests under `tests/`.
 
+pub mod job;
+pub mod lab;
+pub mod watch;
+
+pub use lab::{Lab, LabOptions};
+pub use watch::Watch;

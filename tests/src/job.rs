@@ -1,0 +1,66 @@
+//! The job that most tests train: small, over real text.
+
+use std::path::Path;
+
+/// How the test's job differs from the usual one.
+#[derive(Debug, Clone, Copy)]
+pub struct TestJob {
+    pub steps: u64,
+    pub tensor: u32,
+    pub data: u32,
+    pub dtype: &'static str,
+}
+
+impl Default for TestJob {
+    fn default() -> Self {
+        Self { steps: 100_000, tensor: 4, data: 2, dtype: "f32" }
+    }
+}
+
+impl TestJob {
+    /// The job file; its text is this project's own sources.
+    pub fn toml(&self) -> String {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the folder lies in the workspace");
+        let Self { steps, tensor, data, dtype } = self;
+        format!(
+            r#"
+name = "test"
+[model]
+kind = "decoder"
+layers = 2
+hidden = 96
+heads = 12
+kv_heads = 12
+head_dim = 8
+ffn = 192
+ffn_block = 16
+vocab = 256
+vocab_block = 16
+seq_len = 32
+dtype = "{dtype}"
+[parallel]
+data = {data}
+tensor = {tensor}
+min_tensor = 2
+[batch]
+global = 8
+micro = 4
+[optimizer]
+lr = 1e-3
+warmup_steps = 10
+decay_steps = 1000
+min_lr = 1e-4
+betas = [0.9, 0.95]
+eps = 1e-8
+weight_decay = 0.1
+grad_clip = 1.0
+[data]
+files = ["{}/*/src/*.rs"]
+[run]
+steps = {steps}
+seed = 5
+"#,
+            root.display()
+        )
+    }
+}

@@ -1,0 +1,285 @@
+//! A daemon and some nodes with simulated GPUs on this machine, each a real process, on loopback.
+
+use crate::job::TestJob;
+use crate::watch::Watch;
+use anyhow::{Context, Result, bail, ensure};
+use reknit_proto::v1::admin_client::AdminClient;
+use reknit_proto::v1::{GetJobRequest, Job, ListIncidentsRequest, SubmitJobRequest, WatchEventsRequest};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use tonic::transport::Channel;
+
+/// Everything in a test is awaited at most this long.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Clone, Copy)]
+pub struct LabOptions {
+    pub nodes: u32,
+    pub gpus: u32,
+    pub rejoin_hold_ms: u32,
+}
+
+impl Default for LabOptions {
+    fn default() -> Self {
+        Self { nodes: 2, gpus: 4, rejoin_hold_ms: 500 }
+    }
+}
+
+/// Stops everything when dropped.
+#[derive(Debug)]
+pub struct Lab {
+    pub dir: TempDir,
+    options: LabOptions,
+    address: String,
+    daemon: Option<Child>,
+    agents: Vec<Child>,
+    pids: BTreeSet<u32>,
+    stopped: bool,
+}
+
+/// A program of this build.
+pub fn program(name: &str) -> Result<PathBuf> {
+    let exe = std::env::current_exe()?;
+    let dir = exe.parent().and_then(Path::parent).context("a test runs in target/PROFILE/deps")?;
+    let path = dir.join(name);
+    ensure!(path.is_file(), "{} is missing: run `cargo build --workspace` first", path.display());
+    Ok(path)
+}
+
+impl Lab {
+    pub async fn start(options: LabOptions) -> Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let mut lab = Self {
+            dir,
+            options,
+            address: "127.0.0.1:0".to_owned(),
+            daemon: None,
+            agents: Vec::new(),
+            pids: BTreeSet::new(),
+            stopped: false,
+        };
+        lab.start_daemon().await?;
+        for node in 0..options.nodes {
+            lab.start_agent(node)?;
+        }
+        let want = (options.nodes * options.gpus) as usize;
+        let mut admin = lab.admin().await?;
+        eventually("all GPUs to be reported", async || {
+            let nodes = admin.list_nodes(reknit_proto::v1::ListNodesRequest {}).await?.into_inner().nodes;
+            Ok(nodes.iter().map(|node| node.gpus.len()).sum::<usize>() == want)
+        })
+        .await?;
+        Ok(lab)
+    }
+
+    fn log(&self, name: &str) -> Result<std::fs::File> {
+        let path = self.dir.path().join(name);
+        Ok(std::fs::File::options().create(true).append(true).open(path)?)
+    }
+
+    /// Starts the daemon; after the first time at the address it had.
+    pub async fn start_daemon(&mut self) -> Result<()> {
+        let ready = self.dir.path().join("ready");
+        let _ = std::fs::remove_file(&ready);
+        let child = Command::new(program("reknitd")?)
+            .args(["--listen", &self.address, "--state-dir"])
+            .arg(self.dir.path().join("daemon"))
+            .arg("--ready-file")
+            .arg(&ready)
+            .args(["--rejoin-hold-ms", &self.options.rejoin_hold_ms.to_string()])
+            .stdin(Stdio::null())
+            .stdout(self.log("daemon.log")?)
+            .stderr(self.log("daemon.log")?)
+            .spawn()?;
+        self.daemon = Some(child);
+        let mut address = String::new();
+        eventually("the daemon to listen", async || {
+            address = std::fs::read_to_string(&ready).unwrap_or_default().trim().to_owned();
+            Ok(!address.is_empty())
+        })
+        .await?;
+        self.address = address;
+        Ok(())
+    }
+
+    /// kill -9, confirmed.
+    pub fn kill_daemon(&mut self) -> Result<()> {
+        let mut daemon = self.daemon.take().context("the daemon runs")?;
+        daemon.kill()?;
+        let status = daemon.wait()?;
+        ensure!(!status.success(), "the daemon was killed, yet {status}");
+        Ok(())
+    }
+
+    fn driver_state(&self, node: u32) -> PathBuf {
+        self.dir.path().join(format!("node-{node}.json"))
+    }
+
+    fn start_agent(&mut self, node: u32) -> Result<()> {
+        let state = self.driver_state(node);
+        let name = format!("node-{node}");
+        let gpus = self.options.gpus.to_string();
+        driver(&["init", "--gpus", &gpus, "--node", &name, &state.display().to_string()])?;
+        let library = program("libreknit_simdriver.so")?;
+        let child = Command::new(program("reknit-agent")?)
+            .args(["--daemon", &format!("http://{}", self.address), "--node", &name])
+            .arg("--nvml-library")
+            .arg(library)
+            .arg("--state-dir")
+            .arg(self.dir.path().join(&name))
+            .env("REKNIT_SIMDRIVER_STATE", &state)
+            .stdin(Stdio::null())
+            .stdout(self.log(&format!("{name}.log"))?)
+            .stderr(self.log(&format!("{name}.log"))?)
+            .spawn()?;
+        self.agents.push(child);
+        Ok(())
+    }
+
+    pub async fn admin(&self) -> Result<AdminClient<Channel>> {
+        Ok(AdminClient::connect(format!("http://{}", self.address)).await?)
+    }
+
+    pub async fn submit(&mut self, job: TestJob) -> Result<()> {
+        self.admin().await?.submit_job(SubmitJobRequest { job_toml: job.toml() }).await?;
+        Ok(())
+    }
+
+    pub async fn watch(&self) -> Result<Watch> {
+        let events = self.admin().await?.watch_events(WatchEventsRequest::default()).await?.into_inner();
+        Ok(Watch::new(events))
+    }
+
+    pub async fn job(&self) -> Result<Job> {
+        let request = GetJobRequest { name: "test".to_owned() };
+        Ok(self.admin().await?.get_job(request).await?.into_inner())
+    }
+
+    pub async fn incidents(&self) -> Result<Vec<reknit_proto::v1::Incident>> {
+        let request = ListIncidentsRequest { job: "test".to_owned() };
+        Ok(self.admin().await?.list_incidents(request).await?.into_inner().incidents)
+    }
+
+    /// The pid of the worker at a place, which is remembered for the end.
+    pub async fn pid(&mut self, place: &str) -> Result<u32> {
+        let job = self.job().await?;
+        self.pids.extend(job.workers.iter().map(|worker| worker.pid).filter(|pid| *pid > 0));
+        let worker = job.workers.iter().find(|worker| worker.place == place && worker.pid > 0);
+        Ok(worker.with_context(|| format!("no worker at {place}: {:?}", job.workers))?.pid)
+    }
+
+    /// Loses a GPU the driver's way: it falls off the bus with XID 79.
+    pub fn lose_gpu(&self, node: u32, gpu: u32) -> Result<()> {
+        let state = self.driver_state(node).display().to_string();
+        driver(&["set", &state, &gpu.to_string(), "lost=true"])?;
+        driver(&["event", &state, &gpu.to_string(), "xid=79"])
+    }
+
+    pub fn give_back_gpu(&self, node: u32, gpu: u32) -> Result<()> {
+        driver(&["set", &self.driver_state(node).display().to_string(), &gpu.to_string(), "lost=false"])
+    }
+
+    /// Stops everything in order and checks that nothing is left.
+    pub async fn stop(mut self) -> Result<()> {
+        self.pids.extend(self.job().await?.workers.iter().map(|worker| worker.pid).filter(|pid| *pid > 0));
+        for agent in &mut self.agents {
+            signal(agent.id(), Signal::TERM)?;
+        }
+        for mut agent in std::mem::take(&mut self.agents) {
+            ensure!(wait_limited(&mut agent)?.success(), "an agent did not stop well");
+        }
+        let mut daemon = self.daemon.take().context("the daemon runs")?;
+        signal(daemon.id(), Signal::TERM)?;
+        ensure!(wait_limited(&mut daemon)?.success(), "the daemon did not stop well");
+        for pid in &self.pids {
+            ensure!(!is_worker(*pid), "worker {pid} is left behind");
+        }
+        self.stopped = true;
+        Ok(())
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        for agent in &mut self.agents {
+            let _ = signal(agent.id(), Signal::TERM);
+            if wait_limited(agent).is_err() {
+                let _ = agent.kill();
+            }
+        }
+        if let Some(daemon) = &mut self.daemon {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+        for pid in &self.pids {
+            if is_worker(*pid) {
+                let _ = signal(*pid, Signal::KILL);
+            }
+        }
+        if !self.stopped {
+            for log in ["daemon.log", "node-0.log", "node-1.log"] {
+                let text = std::fs::read_to_string(self.dir.path().join(log)).unwrap_or_default();
+                let lines: Vec<_> = text.lines().collect();
+                eprintln!("--- {log}\n{}", lines[lines.len().saturating_sub(25)..].join("\n"));
+            }
+        }
+    }
+}
+
+fn driver(args: &[&str]) -> Result<()> {
+    let output = Command::new(program("reknit-simdriver")?).args(args).output()?;
+    ensure!(
+        output.status.success(),
+        "reknit-simdriver {args:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(())
+}
+
+pub fn signal(pid: u32, signal: Signal) -> Result<()> {
+    let pid = Pid::from_raw(pid as i32).context("a pid is positive")?;
+    Ok(kill_process(pid, signal)?)
+}
+
+/// kill -9, and waits until the kernel says that it is gone.
+pub async fn kill_now(pid: u32) -> Result<()> {
+    let handle = Pid::from_raw(pid as i32).context("a pid is positive")?;
+    let pidfd = pidfd_open(handle, PidfdFlags::NONBLOCK)?;
+    kill_process(handle, Signal::KILL)?;
+    let ended = tokio::io::unix::AsyncFd::register_with_interest(pidfd, tokio::io::Interest::READABLE)?;
+    let _ = tokio::time::timeout(LIMIT, ended.readable()).await.context("it must end")??;
+    Ok(())
+}
+
+/// Guards against a number that another process has taken over.
+fn is_worker(pid: u32) -> bool {
+    let exe = std::fs::read_link(format!("/proc/{pid}/exe"));
+    exe.is_ok_and(|exe| {
+        exe.file_name().is_some_and(|name| name.to_string_lossy().starts_with("reknit-worker"))
+    })
+}
+
+fn wait_limited(child: &mut Child) -> Result<std::process::ExitStatus> {
+    let pid = Pid::from_raw(child.id() as i32).context("a pid is positive")?;
+    let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+    let mut poll = [rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN)];
+    let limit = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
+    ensure!(rustix::event::poll(&mut poll, Some(&limit))? == 1, "process {} does not end", child.id());
+    Ok(child.wait()?)
+}
+
+/// Polls something that sends no event of its own.
+pub async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
+    let start = Instant::now();
+    while !holds().await? {
+        if start.elapsed() > LIMIT {
+            bail!("waited {LIMIT:?} for {what}");
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
+}

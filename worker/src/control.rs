@@ -1,0 +1,255 @@
+//! The worker's own state machine: carries out the daemon's orders with a [`Rank`], on the training thread.
+
+use crate::messages::{Order, Phase, Prepare, Report, Timeouts};
+use crate::rank::{Rank, RankError, Setting};
+use crate::session::Outbox;
+use crate::status::Status;
+use reknit_layout::job::Dtype;
+use reknit_layout::{Epoch, JobSpec, WorkerKey};
+use reknit_model::Real;
+use reknit_plane::{Element, Plane};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use tracing::{info, warn};
+
+/// What the training thread works with.
+#[derive(Clone)]
+pub struct Desk {
+    pub worker: WorkerKey,
+    pub plane: Arc<dyn Plane>,
+    pub aborts: Arc<crate::abort::Aborts>,
+    pub status: Arc<Status>,
+    pub outbox: Arc<Outbox>,
+}
+
+impl std::fmt::Debug for Desk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Desk(worker {})", self.worker)
+    }
+}
+
+/// Runs until the daemon says stop. The error is one that ends the worker.
+pub fn run(desk: &Desk, orders: &Receiver<Order>) -> Result<(), RankError> {
+    loop {
+        match orders.recv() {
+            Ok(Order::Welcome { job, timeouts }) => {
+                return match job.model.dtype {
+                    Dtype::F32 => serve::<f32>(desk, orders, *job, timeouts),
+                    Dtype::F64 => serve::<f64>(desk, orders, *job, timeouts),
+                    Dtype::Bf16 => {
+                        Err(RankError::Refused("dtype bf16 is not supported on the CPU; use f32".to_owned()))
+                    }
+                };
+            }
+            Ok(Order::Stop { reason }) => {
+                info!(%reason, "stopped");
+                return Ok(());
+            }
+            Ok(Order::CloseEpoch { .. } | Order::Pause { .. } | Order::Prepare(_) | Order::Resume { .. }) => {
+                warn!("an order came before the welcome; ignored");
+            }
+            Err(_) => return Ok(()),
+        }
+    }
+}
+
+fn serve<T: Real + Element>(
+    desk: &Desk,
+    orders: &Receiver<Order>,
+    job: JobSpec,
+    timeouts: Timeouts,
+) -> Result<(), RankError> {
+    let setting = Setting {
+        worker: desk.worker.clone(),
+        job: Arc::new(job),
+        timeouts,
+        plane: Arc::clone(&desk.plane),
+        aborts: Arc::clone(&desk.aborts),
+        ticks: desk.status.ticks(),
+    };
+    let rank = Rank::<T>::new(setting)?;
+    Control { desk, rank, phase: Phase::Idle }.run(orders)
+}
+
+struct Control<'a, T: Real> {
+    desk: &'a Desk,
+    rank: Rank<T>,
+    phase: Phase,
+}
+
+/// Whether the worker goes on.
+#[derive(Debug, PartialEq, Eq)]
+enum Next {
+    Continue,
+    Exit,
+}
+
+impl<T: Real + Element> Control<'_, T> {
+    fn run(mut self, orders: &Receiver<Order>) -> Result<(), RankError> {
+        loop {
+            let order = match self.phase {
+                Phase::Training => match orders.try_recv() {
+                    Ok(order) => Some(order),
+                    Err(TryRecvError::Empty) => None,
+                    Err(TryRecvError::Disconnected) => return Ok(()),
+                },
+                Phase::Idle | Phase::Quiesced | Phase::Preparing | Phase::Ready | Phase::Completed => {
+                    match orders.recv() {
+                        Ok(order) => Some(order),
+                        Err(_) => return Ok(()),
+                    }
+                }
+            };
+            match order {
+                Some(order) => {
+                    if self.carry_out(order)? == Next::Exit {
+                        return Ok(());
+                    }
+                }
+                None => self.train()?,
+            }
+        }
+    }
+
+    fn carry_out(&mut self, order: Order) -> Result<Next, RankError> {
+        match order {
+            Order::Welcome { .. } => {}
+            Order::CloseEpoch { epoch, reason } => self.close(epoch, &reason),
+            Order::Pause { epoch } => {
+                // While training, the next vote carries the wish; a stopped worker only repeats where it stands.
+                if self.phase != Phase::Training && epoch >= self.rank.epoch() {
+                    self.report_quiesced();
+                }
+            }
+            Order::Prepare(prepare) => self.prepare(&prepare)?,
+            Order::Resume { epoch } => {
+                if self.rank.resume(epoch) {
+                    info!(%epoch, step = %self.rank.committed(), place = ?self.rank.place().map(|p| p.to_string()), "resumed");
+                    self.enter(if self.rank.place().is_some() { Phase::Training } else { Phase::Quiesced });
+                    self.complete_if_finished();
+                } else {
+                    warn!(%epoch, "asked to resume an epoch that is not prepared; ignored");
+                }
+            }
+            Order::Stop { reason } => {
+                info!(%reason, "stopped");
+                self.rank.retire();
+                return Ok(Next::Exit);
+            }
+        }
+        Ok(Next::Continue)
+    }
+
+    /// ONE-EPOCH: an order about an older epoch than the current one changes nothing.
+    fn close(&mut self, epoch: Epoch, reason: &str) {
+        if epoch < self.rank.epoch() {
+            return;
+        }
+        info!(%epoch, reason, "epoch closed");
+        self.stop();
+    }
+
+    fn prepare(&mut self, prepare: &Prepare) -> Result<(), RankError> {
+        let epoch = prepare.epoch;
+        if epoch <= self.rank.epoch() {
+            warn!(%epoch, current = %self.rank.epoch(), "asked to prepare an old epoch; ignored");
+            return Ok(());
+        }
+        self.rank.leave_epoch();
+        let rolled = self.rank.roll_forward(prepare);
+        self.enter(Phase::Preparing);
+        let outcome = match rolled {
+            Ok(committed) => {
+                if let Some(committed) = committed {
+                    info!(step = %committed.step, "rolled forward");
+                    self.desk.outbox.push(Report::Committed(committed));
+                }
+                self.rank.prepare(prepare)
+            }
+            Err(error) => Err(error),
+        };
+        match outcome {
+            Ok(prepared) => {
+                self.enter(Phase::Ready);
+                self.desk.outbox.push(Report::Ready {
+                    epoch,
+                    step: prepared.step,
+                    replicated_digest: prepared.replicated_digest,
+                    bytes_received: prepared.bytes_received,
+                });
+            }
+            Err(error) => {
+                warn!(%epoch, %error, "cannot prepare");
+                let peer = error.plane().and_then(|error| error.peer.clone());
+                self.stop_quietly();
+                self.desk.outbox.push(Report::PrepareFailed { epoch, reason: error.to_string(), peer });
+            }
+        }
+        Ok(())
+    }
+
+    fn train(&mut self) -> Result<(), RankError> {
+        let epoch = self.rank.epoch();
+        match self.rank.train_step(self.desk.status.pause_asked(epoch)) {
+            Ok(done) => {
+                self.desk.status.set_committed(done.committed.step);
+                self.desk.outbox.push(Report::Committed(done.committed));
+                self.complete_if_finished();
+                if done.pause && self.phase == Phase::Training {
+                    self.rank.retire();
+                    self.enter(Phase::Quiesced);
+                    self.report_quiesced();
+                }
+                Ok(())
+            }
+            Err(error) => match error.plane() {
+                Some(failed) => {
+                    if !self.desk.aborts.is_closed(epoch) {
+                        warn!(%epoch, %error, "the data plane failed");
+                        self.desk.outbox.push(Report::PlaneFailed {
+                            epoch,
+                            reason: failed.to_string(),
+                            peer: failed.peer.clone(),
+                            timed_out: failed.timed_out(),
+                        });
+                    }
+                    self.stop();
+                    Ok(())
+                }
+                None => Err(error),
+            },
+        }
+    }
+
+    fn complete_if_finished(&mut self) {
+        if self.phase == Phase::Training && self.rank.finished() {
+            self.enter(Phase::Completed);
+            self.desk.outbox.push(Report::Completed {
+                epoch: self.rank.epoch(),
+                step: self.rank.committed(),
+                replicated_digest: self.rank.replicated_digest(),
+            });
+        }
+    }
+
+    /// Leaves everything of any epoch, keeps the state, and says where it stands.
+    fn stop(&mut self) {
+        self.stop_quietly();
+        self.report_quiesced();
+    }
+
+    fn stop_quietly(&mut self) {
+        self.rank.leave_epoch();
+        self.rank.discard_next();
+        self.enter(if self.rank.shard().is_some() { Phase::Quiesced } else { Phase::Idle });
+    }
+
+    fn report_quiesced(&self) {
+        self.desk.outbox.push(Report::Quiesced(self.rank.state(self.phase)));
+    }
+
+    fn enter(&mut self, phase: Phase) {
+        self.phase = phase;
+        self.desk.status.set_state(self.rank.state(phase));
+    }
+}

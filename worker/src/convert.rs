@@ -1,0 +1,163 @@
+//! Between the wire's types and ours: the one place that knows both.
+
+use crate::messages::{
+    Committed, Order, Participant, Phase, Prepare, Report, StepVote, Timeouts, WorkerState,
+};
+use reknit_layout::{Epoch, GpuId, Incarnation, JobSpec, NodeName, Step, WorkerKey};
+use reknit_plane::{Endpoint, Ticket};
+use reknit_proto::v1;
+use std::time::Duration;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConvertError {
+    #[error("field {0} is missing")]
+    Missing(&'static str),
+    #[error("field {field}: {problem}")]
+    Bad { field: &'static str, problem: String },
+}
+
+pub fn hello(
+    job: &str,
+    worker: &WorkerKey,
+    node: &NodeName,
+    endpoint: &Endpoint,
+    pid: u32,
+    state: &WorkerState,
+) -> v1::WorkerReport {
+    wrap(v1::worker_report::Report::Hello(v1::WorkerHello {
+        worker: Some(key(job, worker)),
+        node: node.0.clone(),
+        endpoint: Some(v1::Endpoint {
+            node: endpoint.node.clone(),
+            unix: endpoint.unix.clone(),
+            tcp: endpoint.tcp.clone(),
+        }),
+        pid,
+        state: Some(self::state(state)),
+    }))
+}
+
+pub fn progress(state: &WorkerState, ticks: u64) -> v1::WorkerReport {
+    wrap(v1::worker_report::Report::Progress(v1::Progress {
+        epoch: state.epoch.0,
+        step: state.holding.step.0,
+        ticks,
+    }))
+}
+
+pub fn report(job: &str, _worker: &WorkerKey, report: Report) -> v1::WorkerReport {
+    use v1::worker_report::Report as Wire;
+    let peer_key = |peer: Option<WorkerKey>| peer.map(|peer| key(job, &peer));
+    wrap(match report {
+        Report::PlaneFailed { epoch, reason, peer, timed_out } => {
+            Wire::PlaneFailed(v1::PlaneFailed { epoch: epoch.0, reason, peer: peer_key(peer), timed_out })
+        }
+        Report::Quiesced(state) => Wire::Quiesced(v1::Quiesced { state: Some(self::state(&state)) }),
+        Report::Ready { epoch, step, replicated_digest, bytes_received } => {
+            Wire::Ready(v1::Ready { epoch: epoch.0, replicated_digest, step: step.0, bytes_received })
+        }
+        Report::PrepareFailed { epoch, reason, peer } => {
+            Wire::PrepareFailed(v1::PrepareFailed { epoch: epoch.0, reason, peer: peer_key(peer) })
+        }
+        Report::Committed(committed) => Wire::Committed(self::committed(&committed)),
+        Report::Completed { epoch, step, replicated_digest } => {
+            Wire::Completed(v1::Completed { epoch: epoch.0, step: step.0, replicated_digest })
+        }
+    })
+}
+
+pub fn order(order: v1::WorkerOrder) -> Result<Order, ConvertError> {
+    use v1::worker_order::Order as Wire;
+    Ok(match order.order.ok_or(ConvertError::Missing("order"))? {
+        Wire::Welcome(welcome) => {
+            let job = JobSpec::parse(&welcome.job_toml, "job")
+                .map_err(|error| ConvertError::Bad { field: "job_toml", problem: error.to_string() })?;
+            let timeouts = welcome.timeouts.ok_or(ConvertError::Missing("timeouts"))?;
+            let millis = |value: u32| Duration::from_millis(u64::from(value.max(1)));
+            let timeouts = Timeouts {
+                operation: millis(timeouts.operation_ms),
+                join: millis(timeouts.join_ms),
+                progress: millis(timeouts.progress_ms),
+            };
+            Order::Welcome { job: Box::new(job), timeouts }
+        }
+        Wire::CloseEpoch(close) => Order::CloseEpoch { epoch: Epoch(close.epoch), reason: close.reason },
+        Wire::Pause(pause) => Order::Pause { epoch: Epoch(pause.epoch) },
+        Wire::Prepare(prepare) => Order::Prepare(Box::new(self::prepare(prepare)?)),
+        Wire::Resume(resume) => Order::Resume { epoch: Epoch(resume.epoch) },
+        Wire::Stop(stop) => Order::Stop { reason: stop.reason },
+    })
+}
+
+fn prepare(prepare: v1::Prepare) -> Result<Prepare, ConvertError> {
+    let bad = |field| move |problem: String| ConvertError::Bad { field, problem };
+    let plan = serde_json::from_slice(&prepare.plan).map_err(|error| bad("plan")(error.to_string()))?;
+    let ticket: [u8; 32] =
+        prepare.ticket.try_into().map_err(|_| bad("ticket")("it must be 32 bytes".to_owned()))?;
+    Ok(Prepare {
+        epoch: Epoch(prepare.epoch),
+        plan,
+        participants: prepare.participants.into_iter().map(participant).collect::<Result<_, _>>()?,
+        ticket: Ticket(ticket),
+        resume_step: Step(prepare.resume_step),
+        vote: prepare
+            .vote
+            .map(|vote| StepVote { grad_norm_squared: vote.grad_norm_squared, loss: vote.loss }),
+    })
+}
+
+fn participant(participant: v1::Participant) -> Result<Participant, ConvertError> {
+    let worker = participant.worker.ok_or(ConvertError::Missing("participant.worker"))?;
+    let endpoint = participant.endpoint.ok_or(ConvertError::Missing("participant.endpoint"))?;
+    Ok(Participant {
+        worker: WorkerKey { gpu: GpuId(worker.gpu), incarnation: Incarnation(worker.incarnation) },
+        endpoint: Endpoint { node: endpoint.node, unix: endpoint.unix, tcp: endpoint.tcp },
+    })
+}
+
+fn key(job: &str, worker: &WorkerKey) -> v1::WorkerKey {
+    v1::WorkerKey { job: job.to_owned(), gpu: worker.gpu.0.clone(), incarnation: worker.incarnation.0 }
+}
+
+fn vote(vote: StepVote) -> v1::StepVote {
+    v1::StepVote { grad_norm_squared: vote.grad_norm_squared, loss: vote.loss }
+}
+
+fn committed(committed: &Committed) -> v1::Committed {
+    v1::Committed {
+        epoch: committed.epoch.0,
+        step: committed.step.0,
+        vote: Some(vote(committed.vote)),
+        first_sample: committed.share.first,
+        samples: committed.share.count,
+        step_ms: u32::try_from(committed.step_time.as_millis()).unwrap_or(u32::MAX),
+        rolled_forward: committed.rolled_forward,
+        tokens: committed.tokens,
+    }
+}
+
+fn state(state: &WorkerState) -> v1::WorkerState {
+    let phase = match state.phase {
+        Phase::Idle => v1::worker_state::Phase::Idle,
+        Phase::Training => v1::worker_state::Phase::Training,
+        Phase::Quiesced => v1::worker_state::Phase::Quiesced,
+        Phase::Preparing => v1::worker_state::Phase::Preparing,
+        Phase::Ready => v1::worker_state::Phase::Ready,
+        Phase::Completed => v1::worker_state::Phase::Completed,
+    };
+    v1::WorkerState {
+        phase: phase.into(),
+        epoch: state.epoch.0,
+        ready_epoch: state.ready_epoch.0,
+        committed_step: state.holding.step.0,
+        // Serialising plain maps with text keys cannot fail.
+        holding: serde_json::to_vec(&state.holding).unwrap_or_default(),
+        prepared_step: state.prepared.0,
+        attempted_step: state.attempted.0,
+        vote: state.vote.map(vote),
+    }
+}
+
+fn wrap(report: v1::worker_report::Report) -> v1::WorkerReport {
+    v1::WorkerReport { report: Some(report) }
+}

@@ -1,0 +1,124 @@
+//! What the daemon orders and what the worker reports, without the wire's types.
+
+use reknit_layout::{Epoch, Holding, JobSpec, Plan, Step, WorkerKey};
+use reknit_plane::{Endpoint, Ticket};
+use std::time::Duration;
+
+#[derive(Debug)]
+pub enum Order {
+    Welcome {
+        job: Box<JobSpec>,
+        timeouts: Timeouts,
+    },
+    /// Abort the epoch's collectives, keep the state, report [`Report::Quiesced`].
+    CloseEpoch {
+        epoch: Epoch,
+        reason: String,
+    },
+    /// Stop together at the next step boundary and report [`Report::Quiesced`].
+    Pause {
+        epoch: Epoch,
+    },
+    Prepare(Box<Prepare>),
+    Resume {
+        epoch: Epoch,
+    },
+    Stop {
+        reason: String,
+    },
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Timeouts {
+    pub operation: Duration,
+    pub join: Duration,
+    pub progress: Duration,
+}
+
+/// Everything a worker needs to get ready for a new epoch.
+#[derive(Debug)]
+pub struct Prepare {
+    pub epoch: Epoch,
+    pub plan: Plan,
+    /// Members of the new layout and sources of its transfers.
+    pub participants: Vec<Participant>,
+    pub ticket: Ticket,
+    /// The step that all resume from. Whoever has prepared but not committed it commits it first, with `vote`.
+    pub resume_step: Step,
+    pub vote: Option<StepVote>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Participant {
+    pub worker: WorkerKey,
+    pub endpoint: Endpoint,
+}
+
+/// What a step's vote decided: the same bits on every rank.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepVote {
+    pub grad_norm_squared: f64,
+    /// Mean over the global batch.
+    pub loss: f64,
+}
+
+#[derive(Debug)]
+pub enum Report {
+    PlaneFailed { epoch: Epoch, reason: String, peer: Option<WorkerKey>, timed_out: bool },
+    Quiesced(WorkerState),
+    Ready { epoch: Epoch, step: Step, replicated_digest: String, bytes_received: u64 },
+    PrepareFailed { epoch: Epoch, reason: String, peer: Option<WorkerKey> },
+    Committed(Committed),
+    Completed { epoch: Epoch, step: Step, replicated_digest: String },
+}
+
+/// One step was committed by this worker.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Committed {
+    /// The epoch under which its gradients were computed.
+    pub epoch: Epoch,
+    pub step: Step,
+    pub vote: StepVote,
+    pub share: Share,
+    pub step_time: Duration,
+    pub tokens: u64,
+    pub rolled_forward: bool,
+}
+
+/// The samples of a step that one replica takes, as numbers in the job's order.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Share {
+    pub first: u64,
+    pub count: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Holds nothing.
+    Idle,
+    Training,
+    /// Stopped, keeps its state.
+    Quiesced,
+    Preparing,
+    /// Has everything for the epoch to come.
+    Ready,
+    Completed,
+}
+
+/// What a worker says of itself.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WorkerState {
+    pub phase: Phase,
+    /// The epoch it trains or trained under; 0 for none.
+    pub epoch: Epoch,
+    /// The epoch to come, in `Preparing` and `Ready`; 0 otherwise.
+    pub ready_epoch: Epoch,
+    /// `holding.step` is the committed step.
+    pub holding: Holding,
+    /// The highest step whose reduced gradients are all here.
+    pub prepared: Step,
+    /// The step in work when it stopped; the committed step when none was begun.
+    pub attempted: Step,
+    /// The vote of the committed step.
+    pub vote: Option<StepVote>,
+}

@@ -1,0 +1,179 @@
+//! The session with the daemon: carries orders and reports, and is opened again for as long as the worker lives.
+//!
+//! Training does not need it between changes: while it is down, the training thread goes on.
+
+use crate::abort::Aborts;
+use crate::convert;
+use crate::messages::{Order, Phase, Report};
+use crate::status::Status;
+use reknit_layout::{Epoch, NodeName, WorkerKey};
+use reknit_plane::{AbortReason, Endpoint};
+use reknit_proto::v1::worker_client::WorkerClient;
+use reknit_proto::v1::{WorkerOrder, WorkerReport};
+use std::collections::VecDeque;
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, mpsc};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Uri;
+use tracing::{debug, info, warn};
+
+/// Reports kept while the daemon is away. Only committed steps are worth keeping: the next Hello tells the rest.
+const KEPT_REPORTS: usize = 4096;
+const PLAN_BYTES: usize = 64 << 20;
+
+/// Reports on their way to the daemon. Pushing never blocks training; beyond [`KEPT_REPORTS`] the oldest go.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    reports: Mutex<VecDeque<Report>>,
+    filled: Notify,
+}
+
+impl Outbox {
+    pub fn push(&self, report: Report) {
+        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        if reports.len() == KEPT_REPORTS {
+            reports.pop_front();
+        }
+        reports.push_back(report);
+        drop(reports);
+        self.filled.notify_one();
+    }
+
+    fn pop(&self) -> Option<Report> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    /// Before a Hello: forgets what the Hello will tell.
+    fn keep_committed_steps(&self) {
+        self.reports
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|report| matches!(report, Report::Committed(_)));
+    }
+}
+
+/// Who talks to which daemon.
+#[derive(Debug)]
+pub struct Session {
+    pub daemon: Uri,
+    pub job: String,
+    pub worker: WorkerKey,
+    pub node: NodeName,
+    pub endpoint: Endpoint,
+    pub status: Arc<Status>,
+    pub aborts: Arc<Aborts>,
+    pub outbox: Arc<Outbox>,
+    pub orders: SyncSender<Order>,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum SessionError {
+    #[error(transparent)]
+    Transport(#[from] tonic::transport::Error),
+    #[error("{}", .0.message())]
+    Status(#[from] tonic::Status),
+    #[error("the daemon ended the session")]
+    Ended,
+    #[error("the training thread does not take orders")]
+    Stuck,
+    #[error("an order cannot be understood: {0}")]
+    Convert(#[from] convert::ConvertError),
+    /// The training thread is gone: the process is about to end.
+    #[error("the worker is ending")]
+    Over,
+}
+
+impl Session {
+    /// Serves until the training thread ends.
+    pub async fn run(self) {
+        let mut wait = Duration::from_millis(20);
+        loop {
+            let mut welcomed = false;
+            match self.serve(&mut welcomed).await {
+                SessionError::Over => return,
+                error => warn!(daemon = %self.daemon, %error, "no session with the daemon; training goes on"),
+            }
+            wait = if welcomed { Duration::from_millis(20) } else { (wait * 2).min(Duration::from_secs(1)) };
+            tokio::time::sleep(wait).await;
+        }
+    }
+
+    async fn serve(&self, welcomed: &mut bool) -> SessionError {
+        match self.try_serve(welcomed).await {
+            Ok(never) => match never {},
+            Err(error) => error,
+        }
+    }
+
+    async fn try_serve(&self, welcomed: &mut bool) -> Result<std::convert::Infallible, SessionError> {
+        let channel = tonic::transport::Endpoint::from(self.daemon.clone())
+            .connect_timeout(Duration::from_secs(2))
+            .http2_keep_alive_interval(Duration::from_secs(1))
+            .keep_alive_timeout(Duration::from_secs(2))
+            .keep_alive_while_idle(true)
+            .tcp_nodelay(true)
+            .connect()
+            .await?;
+        let mut client = WorkerClient::new(channel).max_decoding_message_size(PLAN_BYTES);
+        let (reports, stream) = mpsc::channel::<WorkerReport>(256);
+        self.outbox.keep_committed_steps();
+        let state = self.status.state();
+        let hello =
+            convert::hello(&self.job, &self.worker, &self.node, &self.endpoint, std::process::id(), &state);
+        reports.try_send(hello).map_err(|_| SessionError::Ended)?;
+        let mut orders = client.session(ReceiverStream::new(stream)).await?.into_inner();
+        info!(daemon = %self.daemon, "session open");
+
+        let mut progress = tokio::time::interval(Duration::from_millis(100));
+        progress.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+        let mut last_ticks = 0;
+        loop {
+            while let Some(report) = self.outbox.pop() {
+                let report = convert::report(&self.job, &self.worker, report);
+                reports.send(report).await.map_err(|_| SessionError::Ended)?;
+            }
+            tokio::select! {
+                order = orders.message() => {
+                    let order = order?.ok_or(SessionError::Ended)?;
+                    if let Some(every) = self.take(order)? {
+                        *welcomed = true;
+                        progress = tokio::time::interval(every);
+                        progress.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+                    }
+                }
+                () = self.outbox.filled.notified() => {}
+                _ = progress.tick() => {
+                    let state = self.status.state();
+                    let ticks = self.status.ticks().load(std::sync::atomic::Ordering::Relaxed);
+                    if state.phase == Phase::Training && ticks != last_ticks {
+                        last_ticks = ticks;
+                        let report = convert::progress(&state, ticks);
+                        reports.send(report).await.map_err(|_| SessionError::Ended)?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Acts at once on what must reach a training thread that sits in a collective, then hands the order over.
+    /// Returns the progress interval with a welcome.
+    fn take(&self, order: WorkerOrder) -> Result<Option<Duration>, SessionError> {
+        let order = convert::order(order)?;
+        debug!(?order, "order");
+        let mut every = None;
+        match &order {
+            Order::Welcome { timeouts, .. } => every = Some(timeouts.progress),
+            Order::CloseEpoch { epoch, .. } => self.aborts.close(*epoch, AbortReason::EpochClosed),
+            Order::Pause { epoch } => self.status.ask_pause(*epoch),
+            Order::Stop { .. } => self.aborts.close(Epoch(u64::MAX), AbortReason::Leaving),
+            Order::Prepare(_) | Order::Resume { .. } => {}
+        }
+        self.orders.try_send(order).map_err(|error| match error {
+            TrySendError::Full(_) => SessionError::Stuck,
+            TrySendError::Disconnected(_) => SessionError::Over,
+        })?;
+        Ok(every)
+    }
+}

@@ -1,0 +1,78 @@
+//! Where gradients meet over the replicas, as one rank sees it: a pure reading of the layout's sync columns.
+
+use reknit_layout::{Axis, Layout, Place, Slot, SyncColumns, Units};
+
+/// Units of several axes, in the order in which their values travel.
+pub type Pieces = Vec<(Axis, Units)>;
+
+/// One rank's part in the sum over replicas. Ranks are those of its tensor-parallel group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SyncPlan {
+    /// The sum is over more than one replica.
+    pub needed: bool,
+    /// Somebody in this group hands units over, so all of it takes part in the exchange.
+    pub handover: bool,
+    /// What this rank hands to each rank, for that rank's column.
+    pub give: Vec<Pieces>,
+    /// What each rank hands to this one, for this one's column.
+    pub take: Vec<Pieces>,
+    /// The column that this rank hosts.
+    pub column: Option<Column>,
+    /// The rank whose host of column 0 sums the replicated gradients and passes them on in its group.
+    pub replicated_root: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Column {
+    pub index: usize,
+    /// Every unit of the column.
+    pub pieces: Pieces,
+    /// The hosts of the column in all training replicas, in replica order: the ranks of the sum.
+    pub hosts: Vec<Place>,
+}
+
+impl SyncPlan {
+    /// `None` when `place` does not train under `layout`.
+    pub fn new(layout: &Layout, place: Place) -> Option<Self> {
+        let group = layout.group(place.replica, place.stage)?;
+        let sync = layout.sync.iter().find(|sync| sync.stage == place.stage)?;
+        let hosts = sync.hosts.get(place.replica.0 as usize)?;
+        let active = group.active();
+        let me = active.iter().position(|slot| *slot == place.slot)?;
+        let column_of = |slot: Slot| hosts.iter().position(|host| *host == slot);
+
+        let owned_in_column_of = |owner: Slot, host: Slot| -> Pieces {
+            let Some(column) = column_of(host).filter(|_| owner != host) else { return Vec::new() };
+            let pieces = sync.axes.iter().map(|axis| {
+                let owned = &group.partitions[&axis.axis][owner.0 as usize];
+                (axis.axis, owned.intersection(&axis.columns[column]))
+            });
+            pieces.filter(|(_, units)| !units.is_empty()).collect()
+        };
+        let crossing = |owner: &Slot| active.iter().any(|host| !owned_in_column_of(*owner, *host).is_empty());
+
+        let needed = sync.hosts.iter().filter(|hosts| !hosts.is_empty()).count() > 1;
+        Some(Self {
+            needed,
+            handover: needed && active.iter().any(crossing),
+            give: active.iter().map(|host| owned_in_column_of(place.slot, *host)).collect(),
+            take: active.iter().map(|owner| owned_in_column_of(*owner, place.slot)).collect(),
+            column: column_of(place.slot).map(|index| Column::new(sync, place, index)),
+            replicated_root: active.iter().position(|slot| hosts.first() == Some(slot))?,
+        })
+        .filter(|plan| me < plan.give.len())
+    }
+}
+
+impl Column {
+    fn new(sync: &SyncColumns, place: Place, index: usize) -> Self {
+        let host_in = |(replica, hosts): (usize, &Vec<Slot>)| {
+            hosts.get(index).map(|slot| Place { slot: *slot, ..Place::new(replica as u32, place.stage.0, 0) })
+        };
+        Self {
+            index,
+            pieces: sync.axes.iter().map(|axis| (axis.axis, axis.columns[index].clone())).collect(),
+            hosts: sync.hosts.iter().enumerate().filter_map(host_in).collect(),
+        }
+    }
+}

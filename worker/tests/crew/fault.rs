@@ -1,0 +1,131 @@
+//! A data plane that loses its rank at a chosen operation: the trait seam for faults in mid-step.
+
+use reknit_plane::{AbortReason, Aborter, Buffer, Endpoint, Group, GroupSpec, Op, Plane, PlaneError, Work};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// What goes wrong, once, at the `at`-th operation (from 0) of the groups whose name starts with `group`.
+#[derive(Debug, Clone)]
+pub struct Fault {
+    pub group: &'static str,
+    pub at: u64,
+    pub how: How,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// The rank dies before the operation: its sockets close.
+    Die,
+    /// The operation succeeds, on this rank too, but this rank never learns of it.
+    LoseAnswer,
+}
+
+#[derive(Debug, Default)]
+pub struct Trigger {
+    fault: Mutex<Option<Fault>>,
+    seen: AtomicU64,
+    pub fired: AtomicBool,
+}
+
+pub struct FaultPlane {
+    pub inner: Arc<dyn Plane>,
+    pub trigger: Arc<Trigger>,
+}
+
+impl Trigger {
+    pub fn arm(&self, fault: Fault) {
+        self.seen.store(0, Ordering::SeqCst);
+        self.fired.store(false, Ordering::SeqCst);
+        *self.fault.lock().unwrap() = Some(fault);
+    }
+
+    fn due(&self, group: &str) -> Option<How> {
+        let mut fault = self.fault.lock().unwrap();
+        let armed = fault.as_ref().filter(|fault| group.starts_with(fault.group))?;
+        if self.seen.fetch_add(1, Ordering::SeqCst) < armed.at {
+            return None;
+        }
+        let how = armed.how;
+        *fault = None;
+        self.fired.store(true, Ordering::SeqCst);
+        Some(how)
+    }
+}
+
+impl Plane for FaultPlane {
+    fn endpoint(&self) -> Endpoint {
+        self.inner.endpoint()
+    }
+
+    fn join(&self, spec: GroupSpec) -> Result<Box<dyn Group>, PlaneError> {
+        let name = spec.name.clone();
+        let group = self.inner.join(spec)?;
+        Ok(Box::new(FaultGroup { name, group, trigger: Arc::clone(&self.trigger) }))
+    }
+
+    fn abort_joins(&self, epoch: u64) {
+        self.inner.abort_joins(epoch);
+    }
+}
+
+struct FaultGroup {
+    name: String,
+    group: Box<dyn Group>,
+    trigger: Arc<Trigger>,
+}
+
+impl Group for FaultGroup {
+    fn rank(&self) -> usize {
+        self.group.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.group.size()
+    }
+
+    fn epoch(&self) -> u64 {
+        self.group.epoch()
+    }
+
+    fn submit(&mut self, op: Op, deadline: Duration) -> Box<dyn Work> {
+        let lost = || PlaneError::Aborted { group: self.name.clone(), reason: AbortReason::Leaving };
+        match self.trigger.due(&self.name) {
+            None => self.group.submit(op, deadline),
+            Some(How::Die) => {
+                self.group.aborter().abort(AbortReason::Leaving);
+                Box::new(Failed { error: lost(), first: None })
+            }
+            Some(How::LoseAnswer) => {
+                let error = lost();
+                Box::new(Failed { error, first: Some(self.group.submit(op, deadline)) })
+            }
+        }
+    }
+
+    fn health(&self) -> Option<PlaneError> {
+        self.group.health()
+    }
+
+    fn aborter(&self) -> Arc<dyn Aborter> {
+        self.group.aborter()
+    }
+
+    fn retire(self: Box<Self>) {
+        self.group.retire();
+    }
+}
+
+struct Failed {
+    error: PlaneError,
+    first: Option<Box<dyn Work>>,
+}
+
+impl Work for Failed {
+    fn wait(self: Box<Self>) -> Result<Buffer, PlaneError> {
+        if let Some(work) = self.first {
+            work.wait().expect("the operation itself succeeds");
+        }
+        Err(self.error)
+    }
+}

@@ -1,0 +1,317 @@
+//! A job's ranks as threads of one process, over the real host plane, led by a small script instead of a daemon.
+//!
+//! Here faults hit exact operations, which no signal to a process can do: the same faults at the same points.
+
+pub mod fault;
+
+use fault::{Fault, FaultPlane, Trigger};
+use reknit_layout::{Epoch, GpuId, Holding, Incarnation, JobSpec, Place, Plan, PlanRequest, Step, WorkerKey};
+use reknit_model::Real;
+use reknit_plane::host::HostPlane;
+use reknit_plane::{Element, Plane, Ticket};
+use reknit_worker::abort::Aborts;
+use reknit_worker::messages::{Committed, Participant, Phase, Prepare, StepVote, Timeouts, WorkerState};
+use reknit_worker::rank::{Rank, Setting};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+pub struct Seat<T: Real + Element> {
+    pub worker: WorkerKey,
+    pub place: Place,
+    pub rank: Rank<T>,
+    plane: Arc<dyn Plane>,
+    trigger: Arc<Trigger>,
+    /// An error in the last run.
+    pub failed: Option<String>,
+}
+
+pub struct Crew<T: Real + Element> {
+    pub job: Arc<JobSpec>,
+    pub seats: Vec<Seat<T>>,
+    pub epoch: Epoch,
+    pub committed: Step,
+    /// The loss of every committed step, and the samples that went into it by replica.
+    pub losses: Vec<f64>,
+    pub samples: BTreeMap<Step, BTreeMap<u32, (u64, u32)>>,
+    pub rolled_forward: usize,
+    pub degrees: Vec<Vec<u32>>,
+    started: u64,
+}
+
+pub fn job(dir: &std::path::Path, dtype: &str, data: u32, tensor: u32, steps: u64) -> JobSpec {
+    let text = dir.join("text.txt");
+    let words: String = (0..4000).map(|i| format!("line {i} of {} words, ", i * 7919 % 1013)).collect();
+    std::fs::write(&text, words).unwrap();
+    let toml = format!(
+        r#"
+name = "crew"
+[model]
+kind = "decoder"
+layers = 2
+hidden = 48
+heads = 12
+kv_heads = 12
+head_dim = 4
+ffn = 96
+ffn_block = 8
+vocab = 256
+vocab_block = 16
+seq_len = 16
+dtype = "{dtype}"
+[parallel]
+data = {data}
+tensor = {tensor}
+min_tensor = 1
+[batch]
+global = 10
+micro = 3
+[optimizer]
+lr = 3e-3
+warmup_steps = 5
+decay_steps = 200
+min_lr = 3e-4
+betas = [0.9, 0.95]
+eps = 1e-8
+weight_decay = 0.1
+grad_clip = 1.0
+[data]
+files = ["{}"]
+[run]
+steps = {steps}
+seed = 11
+"#,
+        text.display()
+    );
+    JobSpec::parse(&toml, "crew.toml").unwrap()
+}
+
+impl<T: Real + Element> Crew<T> {
+    /// Every place filled, epoch 1 running.
+    pub fn start(job: JobSpec) -> Self {
+        let mut crew = Self {
+            seats: Vec::new(),
+            epoch: Epoch(0),
+            committed: Step(0),
+            losses: Vec::new(),
+            samples: BTreeMap::new(),
+            rolled_forward: 0,
+            degrees: Vec::new(),
+            started: 0,
+            job: Arc::new(job),
+        };
+        for replica in 0..crew.job.parallel.data {
+            for slot in 0..crew.job.parallel.tensor {
+                crew.hire(Place::new(replica, 0, slot));
+            }
+        }
+        crew.reform(true).unwrap();
+        crew
+    }
+
+    /// A new worker for an empty place. It takes part from the next [`Crew::reform`] on.
+    pub fn hire(&mut self, place: Place) {
+        self.started += 1;
+        let worker = WorkerKey {
+            gpu: GpuId(format!("GPU-{}-{}", place.replica, place.slot)),
+            incarnation: Incarnation(self.started),
+        };
+        // Replicas are nodes: tensor groups use Unix sockets, the sums over replicas TCP.
+        let node = format!("node-{}", place.replica);
+        let trigger = Arc::<Trigger>::default();
+        let plane: Arc<dyn Plane> = Arc::new(FaultPlane {
+            inner: Arc::new(HostPlane::new(&node, "127.0.0.1").unwrap()),
+            trigger: Arc::clone(&trigger),
+        });
+        let setting = Setting {
+            worker: worker.clone(),
+            job: Arc::clone(&self.job),
+            timeouts: Timeouts {
+                operation: Duration::from_secs(20),
+                join: Duration::from_secs(20),
+                progress: Duration::from_secs(1),
+            },
+            plane: Arc::clone(&plane),
+            aborts: Arc::new(Aborts::new(Arc::clone(&plane))),
+            ticks: Arc::new(AtomicU64::new(0)),
+        };
+        let rank = Rank::new(setting).unwrap();
+        self.seats.push(Seat { worker, place, rank, plane, trigger, failed: None });
+        self.seats.sort_by_key(|seat| seat.place);
+    }
+
+    pub fn seat(&mut self, place: Place) -> &mut Seat<T> {
+        self.seats.iter_mut().find(|seat| seat.place == place).expect("the place is filled")
+    }
+
+    pub fn arm(&mut self, place: Place, fault: Fault) {
+        self.seat(place).trigger.arm(fault);
+    }
+
+    /// Buries the rank whose fault has fired.
+    pub fn bury(&mut self, place: Place) {
+        let at = self.seats.iter().position(|seat| seat.place == place).expect("the place is filled");
+        let seat = self.seats.remove(at);
+        assert!(seat.trigger.fired.load(Ordering::SeqCst), "the fault at {place} did not happen");
+    }
+
+    /// Trains up to and including `step`, or until an error; true if all got there.
+    pub fn train_to(&mut self, step: u64) -> bool {
+        let outcomes = self.everyone(|seat| {
+            let mut done = Vec::new();
+            while seat.rank.committed().0 < step {
+                match seat.rank.train_step(false) {
+                    Ok(step) => done.push((seat.place.replica.0, step.committed)),
+                    Err(error) => return (done, Some(error.to_string())),
+                }
+            }
+            (done, None)
+        });
+        let mut well = true;
+        for (index, (done, error)) in outcomes.into_iter().enumerate() {
+            well &= error.is_none();
+            self.seats[index].failed = error;
+            for (replica, committed) in done {
+                self.note(replica, committed);
+            }
+        }
+        well
+    }
+
+    fn note(&mut self, replica: u32, committed: Committed) {
+        let Committed { step, vote, share, .. } = committed;
+        if step.0 as usize == self.losses.len() + 1 {
+            self.losses.push(vote.loss);
+        }
+        assert_eq!(
+            self.losses[step.0 as usize - 1].to_bits(),
+            vote.loss.to_bits(),
+            "step {step} has two losses"
+        );
+        let before = self.samples.entry(step).or_default().insert(replica, (share.first, share.count));
+        assert!(before.is_none_or(|before| before == (share.first, share.count)), "step {step} ran twice");
+        self.committed = self.committed.max(step);
+    }
+
+    /// A new epoch of everyone who sits: plan from what is held, prepare, commit, resume.
+    pub fn reform(&mut self, fresh: bool) -> Result<Plan, String> {
+        let prepare = Arc::new(self.plan(fresh)?);
+        let outcomes = self.everyone(|seat| {
+            seat.rank.leave_epoch();
+            let rolled = seat.rank.roll_forward(&prepare).map_err(|error| error.to_string())?;
+            let prepared = seat.rank.prepare(&prepare).map_err(|error| error.to_string())?;
+            Ok::<_, String>((seat.place.replica.0, rolled, prepared))
+        });
+        let mut digests = Vec::new();
+        let mut failed = Vec::new();
+        for outcome in outcomes {
+            match outcome {
+                Ok((replica, rolled, prepared)) => {
+                    if let Some(committed) = rolled {
+                        assert!(committed.rolled_forward);
+                        self.rolled_forward += 1;
+                        self.note(replica, committed);
+                    }
+                    digests.push(prepared.replicated_digest);
+                }
+                Err(error) => failed.push(error),
+            }
+        }
+        if !failed.is_empty() {
+            return Err(failed.join("; "));
+        }
+        digests.dedup();
+        assert_eq!(digests.len(), 1, "REPLICATED");
+        for seat in &mut self.seats {
+            assert!(seat.rank.resume(prepare.epoch));
+        }
+        self.degrees.push(prepare.plan.layout.degrees());
+        Ok(prepare.plan.clone())
+    }
+
+    fn plan(&mut self, fresh: bool) -> Result<Prepare, String> {
+        self.epoch = Epoch(self.epoch.0 + 1);
+        let states: Vec<WorkerState> =
+            self.seats.iter().map(|seat| seat.rank.state(Phase::Quiesced)).collect();
+        let newest = states.iter().map(|state| state.holding.step).max().unwrap_or_default();
+        let mut holdings = BTreeMap::new();
+        for (seat, state) in self.seats.iter().zip(&states) {
+            if !state.holding.is_empty() && (state.holding.step == newest || state.prepared == newest) {
+                holdings.insert(seat.worker.clone(), Holding { step: newest, ..state.holding.clone() });
+            }
+        }
+        let members = self.seats.iter().map(|seat| (seat.place, seat.worker.clone())).collect();
+        let request =
+            PlanRequest { job: &self.job, epoch: self.epoch, members: &members, holdings: &holdings, fresh };
+        let plan = reknit_layout::plan(&request).map_err(|error| error.to_string())?;
+        let vote: Option<StepVote> =
+            states.iter().find(|state| state.holding.step == newest).and_then(|state| state.vote);
+        let participants = self
+            .seats
+            .iter()
+            .map(|seat| Participant { worker: seat.worker.clone(), endpoint: seat.plane.endpoint() });
+        Ok(Prepare {
+            epoch: self.epoch,
+            plan,
+            participants: participants.collect(),
+            ticket: Ticket([self.epoch.0 as u8; 32]),
+            resume_step: newest,
+            vote,
+        })
+    }
+
+    /// Runs `work` on every seat at once.
+    fn everyone<R: Send>(&mut self, work: impl Fn(&mut Seat<T>) -> R + Sync) -> Vec<R> {
+        std::thread::scope(|scope| {
+            let running: Vec<_> = self.seats.iter_mut().map(|seat| scope.spawn(|| work(seat))).collect();
+            running.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    /// Every unit's state is bit-equal in all replicas, and so are the replicated parameters.
+    pub fn digest(&self) -> String {
+        let mut units: BTreeMap<(reknit_layout::Axis, u32), Vec<(u32, u64)>> = BTreeMap::new();
+        let mut replicated = Vec::new();
+        for seat in &self.seats {
+            let shard = seat.rank.shard().unwrap();
+            replicated.push(shard.replicated_digest());
+            for (axis, owned) in shard.owned() {
+                for unit in owned.iter() {
+                    let digest = shard.digest(*axis, unit).unwrap();
+                    units.entry((*axis, unit)).or_default().push((seat.place.replica.0, digest));
+                }
+            }
+        }
+        let replicas = self.job.parallel.data as usize;
+        for ((axis, unit), owners) in &units {
+            assert_eq!(owners.len(), replicas, "COVER: {axis} unit {unit} has owners {owners:?}");
+            assert!(
+                owners.iter().all(|owner| owner.1 == owners[0].1),
+                "{axis} unit {unit} differs: {owners:?}"
+            );
+        }
+        replicated.dedup();
+        assert_eq!(replicated.len(), 1, "REPLICATED");
+        format!("{replicated:?} {units:?}")
+    }
+
+    /// SAMPLES: the committed steps cover the order without gap or repeat.
+    pub fn check_samples(&self) {
+        let mut next = 0;
+        for (step, replicas) in &self.samples {
+            let mut parts: Vec<_> = replicas.values().filter(|(_, count)| *count > 0).collect();
+            parts.sort();
+            for &&(first, count) in &parts {
+                assert_eq!(first, next, "step {step}");
+                next += u64::from(count);
+            }
+        }
+        assert_eq!(next, self.committed.0 * u64::from(self.job.batch.global));
+    }
+}
+
+/// The error of a run that should have failed.
+pub fn refused(result: Result<Plan, String>) -> String {
+    result.err().expect("it must fail")
+}
