@@ -1,1 +1,45 @@
+//! The sharded decoder-only transformer: explicit forward and backward passes, AdamW, and the movement of its state.
+//!
+//! A rank holds a [`Shard`]: the units it owns of every axis, and the replicated norms. Pre-norm blocks with RMSNorm,
+//! rotary positions, grouped-query attention, SwiGLU and optionally tied embeddings; no biases, no dropout.
+//!
+//! Ranks of a tensor-parallel group exchange sums through [`TensorParallel`], which the caller provides. Every rank
+//! makes the same calls in the same order, whatever it owns: also a rank without a single unit of an axis.
+//!
+//! # How a unit is stored
+//! The split dimension of every matrix is outermost, so a unit is a range of whole rows of `hidden` values, and
+//! wherever a unit's values travel they come in this order, each row-major:
+//!
+//! | family | input rows | output rows |
+//! |---|---|---|
+//! | attn | query rows of its heads, key rows, value rows | its rows of the transposed output projection |
+//! | ffn | gate rows, up rows | its rows of the transposed down projection |
+//! | vocab | embedding rows | head rows (none when tied) |
+//!
+//! Replicated values: for each layer the norm before attention, then the norm before the FFN; last the final norm.
 
+// A unit travels as little-endian bytes, copied without conversion.
+#[cfg(target_endian = "big")]
+compile_error!("reknit-model exchanges its buffers as little-endian bytes and has no big-endian conversion");
+
+mod attention;
+mod batch;
+pub mod cpu;
+mod ffn;
+mod init;
+mod optimizer;
+mod parallel;
+mod pass;
+mod real;
+mod reshard;
+mod shape;
+mod shard;
+mod vocab;
+
+pub use batch::{Batch, BatchError};
+pub use optimizer::learning_rate;
+pub use parallel::{Alone, TensorParallel};
+pub use pass::StepError;
+pub use real::Real;
+pub use reshard::{RebuildError, Received};
+pub use shard::{Shard, ShardError};

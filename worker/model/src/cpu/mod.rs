@@ -1,0 +1,4 @@
+//! What the processor does: matrix products by a library, everything else by plain loops.
+
+pub mod gemm;
+pub(crate) mod kernels;

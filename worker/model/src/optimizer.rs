@@ -1,0 +1,78 @@
+//! AdamW with a warm-up and cosine schedule.
+
+use crate::Real;
+use crate::shard::{AxisShard, Shard, Tensor};
+use reknit_layout::Step;
+use reknit_layout::job::OptimizerSpec;
+use std::f64::consts::PI;
+
+/// The learning rate of the step (from 1): linear up to `lr` at step `warmup_steps`, then a cosine down to `min_lr` at
+/// step `decay_steps`, and `min_lr` from there. With `decay_steps` 0 it stays at `lr`.
+pub fn learning_rate(optimizer: &OptimizerSpec, step: Step) -> f64 {
+    let OptimizerSpec { lr, min_lr, warmup_steps, decay_steps, .. } = *optimizer;
+    if step.0 <= warmup_steps {
+        lr * step.0 as f64 / warmup_steps.max(1) as f64
+    } else if decay_steps == 0 {
+        lr
+    } else if step.0 >= decay_steps {
+        min_lr
+    } else {
+        let done = (step.0 - warmup_steps) as f64 / (decay_steps - warmup_steps) as f64;
+        min_lr + 0.5 * (lr - min_lr) * (1.0 + (PI * done).cos())
+    }
+}
+
+/// The numbers of one step that are the same for every parameter.
+struct Update<T> {
+    clip: T,
+    rate: T,
+    betas: [T; 2],
+    rest: [T; 2],
+    corrections: [T; 2],
+    epsilon: T,
+}
+
+impl<T: Real> Shard<T> {
+    /// One step of AdamW (arXiv 1711.05101; the order of operations is PyTorch's) on all the rank holds.
+    ///
+    /// `step` is the step being committed, from 1. Gradients are first scaled by `min(1, grad_clip / norm)`, where
+    /// `grad_norm_squared` is that of the whole model; `grad_clip` 0 turns it off. Norms do not decay. Gradients stay as they are.
+    pub fn apply(&mut self, step: Step, optimizer: &OptimizerSpec, grad_norm_squared: f64) {
+        let norm = grad_norm_squared.sqrt();
+        let clip = if optimizer.grad_clip > 0.0 && norm > optimizer.grad_clip {
+            optimizer.grad_clip / norm
+        } else {
+            1.0
+        };
+        let rate = learning_rate(optimizer, step);
+        let power = i32::try_from(step.0).unwrap_or(i32::MAX);
+        let update = Update {
+            clip: T::from_f64(clip),
+            rate: T::from_f64(rate),
+            betas: optimizer.betas.map(T::from_f64),
+            rest: optimizer.betas.map(|beta| T::from_f64(1.0 - beta)),
+            corrections: optimizer.betas.map(|beta| T::from_f64(1.0 / (1.0 - beta.powi(power)))),
+            epsilon: T::from_f64(optimizer.eps),
+        };
+        let kept = T::from_f64(1.0 - rate * optimizer.weight_decay);
+        for tensor in self.axes_mut().flat_map(AxisShard::tensors_mut) {
+            update.apply(tensor, kept);
+        }
+        update.apply(&mut self.replicated, T::ONE);
+    }
+}
+
+impl<T: Real> Update<T> {
+    /// `kept` is what decay leaves of a weight.
+    fn apply(&self, tensor: &mut Tensor<T>, kept: T) {
+        let moments = tensor.first_moments.iter_mut().zip(&mut tensor.second_moments);
+        let values = tensor.weights.iter_mut().zip(&tensor.gradients);
+        for ((weight, &gradient), (first, second)) in values.zip(moments) {
+            let gradient = gradient * self.clip;
+            *first = self.betas[0] * *first + self.rest[0] * gradient;
+            *second = self.betas[1] * *second + self.rest[1] * gradient * gradient;
+            let size = (*second * self.corrections[1]).sqrt() + self.epsilon;
+            *weight = *weight * kept - self.rate * (*first * self.corrections[0]) / size;
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! The forward and the backward pass through the whole model.
+
+use crate::batch::{Batch, BatchError};
+use crate::cpu::kernels::{Rotary, add, rms_norm, rms_norm_backward, size};
+use crate::parallel::TensorParallel;
+use crate::shape::Shape;
+use crate::shard::Shard;
+use crate::{Real, attention, ffn, vocab};
+use std::error::Error;
+use std::mem;
+
+/// Why a pass did not finish. Gradients may hold a part of it: zero them before the next.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError<E: Error + 'static> {
+    #[error(transparent)]
+    Batch(#[from] BatchError),
+    /// The group could not finish a sum or a maximum.
+    #[error("tensor-parallel exchange failed")]
+    Parallel(#[source] E),
+}
+
+/// How much one pass computes.
+pub(crate) struct Extent<'a, T> {
+    pub(crate) shape: &'a Shape,
+    pub(crate) samples: usize,
+    pub(crate) seq_len: usize,
+    pub(crate) rotary: &'a Rotary<T>,
+}
+
+impl<T> Extent<'_, T> {
+    pub(crate) fn tokens(&self) -> usize {
+        self.samples * self.seq_len
+    }
+}
+
+/// Buffers of a pass. Everything in them is written before it is read.
+#[derive(Debug, Default)]
+pub(crate) struct Workspace<T> {
+    rotary: Rotary<T>,
+    /// The residual stream before each block, and after the last: `2 * layers + 1` of them.
+    residual: Vec<Vec<T>>,
+    /// The norm in front of each block, and the final one.
+    norms: Vec<Norm<T>>,
+    attn: Vec<attention::Saved<T>>,
+    ffn: Vec<ffn::Saved<T>>,
+    vocab: vocab::Saved<T>,
+    d_residual: Vec<T>,
+    scratch: Scratch<T>,
+}
+
+/// A norm's results.
+#[derive(Debug, Default)]
+struct Norm<T> {
+    normed: Vec<T>,
+    inverse: Vec<T>,
+}
+
+/// Gradients of activations that a block's backward pass makes and uses up.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch<T> {
+    pub(crate) d_normed: Vec<T>,
+    pub(crate) d_wide: Vec<T>,
+    pub(crate) d_narrow: Vec<T>,
+    pub(crate) d_square: Vec<T>,
+}
+
+impl<T: Real> Norm<T> {
+    fn forward(&mut self, x: &[T], gain: &[T]) {
+        size(&mut self.normed, x.len());
+        size(&mut self.inverse, x.len() / gain.len());
+        rms_norm(x, gain, &mut self.normed, &mut self.inverse);
+    }
+}
+
+impl<T: Real> Shard<T> {
+    /// Adds the gradients of `scale` times the batch's cross-entropies, summed over samples and positions, and
+    /// returns the sum itself (natural logarithm, not scaled), the same on every rank of the group.
+    ///
+    /// A batch without samples changes nothing and exchanges nothing.
+    ///
+    /// # Errors
+    /// The batch does not fit the model, or the group failed.
+    pub fn forward_backward<P: TensorParallel<T>>(
+        &mut self,
+        tokens: &Batch,
+        scale: f64,
+        tp: &mut P,
+    ) -> Result<f64, StepError<P::Error>> {
+        self.with_workspace(tokens, |shard, workspace| {
+            let loss = shard.forward(tokens, workspace, tp)?;
+            shard.backward(tokens, T::from_f64(scale), workspace, tp)?;
+            Ok(loss)
+        })
+    }
+
+    /// The sum of the batch's cross-entropies, as [`Shard::forward_backward`] returns it.
+    ///
+    /// # Errors
+    /// The batch does not fit the model, or the group failed.
+    pub fn loss_only<P: TensorParallel<T>>(
+        &mut self,
+        tokens: &Batch,
+        tp: &mut P,
+    ) -> Result<f64, StepError<P::Error>> {
+        self.with_workspace(tokens, |shard, workspace| shard.forward(tokens, workspace, tp))
+    }
+
+    fn with_workspace<E: Error + 'static>(
+        &mut self,
+        batch: &Batch,
+        pass: impl FnOnce(&mut Self, &mut Workspace<T>) -> Result<f64, E>,
+    ) -> Result<f64, StepError<E>> {
+        batch.check(self.shape.vocab)?;
+        if batch.samples == 0 || batch.seq_len == 0 {
+            return Ok(0.0);
+        }
+        let mut workspace = mem::take(&mut self.workspace);
+        workspace.rotary.prepare(batch.seq_len, self.shape.head_dim);
+        workspace.residual.resize_with(2 * self.shape.layers + 1, Vec::new);
+        workspace.norms.resize_with(2 * self.shape.layers + 1, Norm::default);
+        workspace.attn.resize_with(self.shape.layers, Default::default);
+        workspace.ffn.resize_with(self.shape.layers, Default::default);
+        let result = pass(self, &mut workspace);
+        self.workspace = workspace;
+        result.map_err(StepError::Parallel)
+    }
+
+    /// The gain of the norm in front of the block, or of the final norm.
+    fn gain(&self, block: usize) -> &[T] {
+        let hidden = self.shape.hidden;
+        &self.replicated.weights[block * hidden..(block + 1) * hidden]
+    }
+
+    fn forward<P: TensorParallel<T>>(
+        &self,
+        batch: &Batch,
+        workspace: &mut Workspace<T>,
+        tp: &mut P,
+    ) -> Result<f64, P::Error> {
+        let Workspace { rotary, residual, norms, attn, ffn, vocab, .. } = workspace;
+        let extent = Extent { shape: &self.shape, samples: batch.samples, seq_len: batch.seq_len, rotary };
+        let last = 2 * self.shape.layers;
+        vocab::embed(&extent, &self.vocab, batch.inputs(), &mut residual[0]);
+        tp.all_reduce_sum(&mut residual[0])?;
+        for block in 0..last {
+            let (before, after) = residual.split_at_mut(block + 1);
+            let (before, after) = (&before[block], &mut after[0]);
+            norms[block].forward(before, self.gain(block));
+            let (layer, normed) = (block / 2, &norms[block].normed);
+            if block % 2 == 0 {
+                attention::forward(&extent, &self.attn[layer], normed, &mut attn[layer], after);
+            } else {
+                ffn::forward(&extent, &self.ffn[layer], normed, &mut ffn[layer], after);
+            }
+            tp.all_reduce_sum(after)?;
+            add(after, before);
+        }
+        norms[last].forward(&residual[last], self.gain(last));
+        vocab::cross_entropy(&extent, &self.vocab, &norms[last].normed, batch.targets(), vocab, tp)
+    }
+
+    fn backward<P: TensorParallel<T>>(
+        &mut self,
+        batch: &Batch,
+        scale: T,
+        workspace: &mut Workspace<T>,
+        tp: &mut P,
+    ) -> Result<(), P::Error> {
+        let Workspace { rotary, residual, norms, attn, ffn, vocab, d_residual, scratch } = workspace;
+        let shape = self.shape;
+        let extent = Extent { shape: &shape, samples: batch.samples, seq_len: batch.seq_len, rotary };
+        let last = 2 * shape.layers;
+        vocab::cross_entropy_backward(&extent, &mut self.vocab, &norms[last].normed, scale, vocab, scratch);
+        tp.all_reduce_sum(&mut scratch.d_normed)?;
+        size(d_residual, extent.tokens() * shape.hidden);
+        d_residual.fill(T::ZERO);
+        self.norm_backward(last, &residual[last], &norms[last], &scratch.d_normed, d_residual);
+        for block in (0..last).rev() {
+            let (layer, normed) = (block / 2, &norms[block].normed);
+            if block % 2 == 0 {
+                attention::backward(
+                    &extent,
+                    &mut self.attn[layer],
+                    normed,
+                    &attn[layer],
+                    d_residual,
+                    scratch,
+                );
+            } else {
+                ffn::backward(&extent, &mut self.ffn[layer], normed, &ffn[layer], d_residual, scratch);
+            }
+            tp.all_reduce_sum(&mut scratch.d_normed)?;
+            self.norm_backward(block, &residual[block], &norms[block], &scratch.d_normed, d_residual);
+        }
+        vocab::embed_backward(&extent, &mut self.vocab, batch.inputs(), d_residual);
+        Ok(())
+    }
+
+    fn norm_backward(&mut self, block: usize, x: &[T], norm: &Norm<T>, d_normed: &[T], d_x: &mut [T]) {
+        let place = block * self.shape.hidden..(block + 1) * self.shape.hidden;
+        let gain = &self.replicated.weights[place.clone()];
+        let d_gain = &mut self.replicated.gradients[place];
+        rms_norm_backward((x, gain, &norm.inverse), d_normed, d_x, d_gain);
+    }
+}

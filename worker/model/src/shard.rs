@@ -1,0 +1,272 @@
+//! One rank's part of the model, and its gradients as the data-parallel sum sees them.
+
+use crate::Real;
+use crate::cpu::kernels::squares;
+use crate::pass::Workspace;
+use crate::shape::Shape;
+use reknit_layout::job::ModelSpec;
+use reknit_layout::{Axis, Family, Units};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Weights, gradients and both Adam moments of one rank's units and of the replicated parameters.
+#[derive(Debug)]
+pub struct Shard<T> {
+    pub(crate) model: ModelSpec,
+    pub(crate) shape: Shape,
+    pub(crate) owned: BTreeMap<Axis, Units>,
+    /// By layer.
+    pub(crate) attn: Vec<AxisShard<T>>,
+    /// By layer.
+    pub(crate) ffn: Vec<AxisShard<T>>,
+    pub(crate) vocab: AxisShard<T>,
+    pub(crate) replicated: Tensor<T>,
+    /// Activations, kept from one step to the next to spare the allocations.
+    pub(crate) workspace: Workspace<T>,
+}
+
+/// The owned units of one axis, in ascending order.
+#[derive(Debug)]
+pub(crate) struct AxisShard<T> {
+    pub(crate) units: Units,
+    pub(crate) input: Tensor<T>,
+    pub(crate) output: Tensor<T>,
+}
+
+/// A parameter matrix with all that belongs to it: rows of owned units, row-major.
+#[derive(Debug)]
+pub(crate) struct Tensor<T> {
+    /// Values of one unit.
+    pub(crate) unit_len: usize,
+    pub(crate) weights: Vec<T>,
+    pub(crate) gradients: Vec<T>,
+    pub(crate) first_moments: Vec<T>,
+    pub(crate) second_moments: Vec<T>,
+}
+
+/// Why a shard could not do what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ShardError {
+    #[error("unit {unit} of {axis} is not on this rank, which owns {owned} there")]
+    NotOwned { axis: Axis, unit: u32, owned: Units },
+    #[error("{axis} units {units}: {got} gradient values given, {expected} needed")]
+    Length { axis: Axis, units: Units, got: usize, expected: usize },
+    #[error("{got} replicated gradient values given, {expected} needed")]
+    ReplicatedLength { got: usize, expected: usize },
+}
+
+impl<T: Real> Tensor<T> {
+    pub(crate) fn zeros(units: usize, unit_len: usize) -> Self {
+        let zeros = || vec![T::ZERO; units * unit_len];
+        Self {
+            unit_len,
+            weights: zeros(),
+            gradients: zeros(),
+            first_moments: zeros(),
+            second_moments: zeros(),
+        }
+    }
+
+    /// Where the unit stored as number `position` lies in each buffer.
+    pub(crate) fn place(&self, position: usize) -> Range<usize> {
+        position * self.unit_len..(position + 1) * self.unit_len
+    }
+
+    /// What a reshard moves, in the order in which it travels.
+    pub(crate) fn state(&self) -> [&Vec<T>; 3] {
+        [&self.weights, &self.first_moments, &self.second_moments]
+    }
+
+    pub(crate) fn state_mut(&mut self) -> [&mut Vec<T>; 3] {
+        [&mut self.weights, &mut self.first_moments, &mut self.second_moments]
+    }
+}
+
+impl<T: Real> AxisShard<T> {
+    pub(crate) fn zeros(shape: &Shape, family: Family, units: Units) -> Self {
+        let (input, output) = shape.unit_rows(family);
+        let count = units.len() as usize;
+        Self {
+            input: Tensor::zeros(count, input * shape.hidden),
+            output: Tensor::zeros(count, output * shape.hidden),
+            units,
+        }
+    }
+
+    pub(crate) fn unit_len(&self) -> usize {
+        self.input.unit_len + self.output.unit_len
+    }
+
+    pub(crate) fn tensors(&self) -> [&Tensor<T>; 2] {
+        [&self.input, &self.output]
+    }
+
+    pub(crate) fn tensors_mut(&mut self) -> [&mut Tensor<T>; 2] {
+        [&mut self.input, &mut self.output]
+    }
+}
+
+impl<T: Real> Shard<T> {
+    /// A shard of zeros. Axes and units that the model does not have are left out.
+    pub(crate) fn zeros(model: &ModelSpec, owned: &BTreeMap<Axis, Units>) -> Self {
+        let shape = Shape::new(model);
+        let axes = model.axes();
+        let owned: BTreeMap<Axis, Units> = owned
+            .iter()
+            .filter(|(axis, _)| axes.contains(axis))
+            .map(|(&axis, units)| {
+                let all = Units::range(0, model.units(axis.family));
+                (axis, units.intersection(&all))
+            })
+            .collect();
+        let axis_shard = |axis: Axis| {
+            let units = owned.get(&axis).cloned().unwrap_or_default();
+            AxisShard::zeros(&shape, axis.family, units)
+        };
+        Self {
+            attn: (0..model.layers).map(|layer| axis_shard(Axis::attn(layer))).collect(),
+            ffn: (0..model.layers).map(|layer| axis_shard(Axis::ffn(layer))).collect(),
+            vocab: axis_shard(Axis::vocab()),
+            replicated: Tensor::zeros(1, shape.replicated_len()),
+            model: model.clone(),
+            shape,
+            owned,
+            workspace: Workspace::default(),
+        }
+    }
+
+    pub fn owned(&self) -> &BTreeMap<Axis, Units> {
+        &self.owned
+    }
+
+    /// Parameters of one unit.
+    pub fn unit_len(model: &ModelSpec, family: Family) -> usize {
+        let shape = Shape::new(model);
+        let (input, output) = shape.unit_rows(family);
+        (input + output) * shape.hidden
+    }
+
+    pub(crate) fn axis(&self, axis: Axis) -> Option<&AxisShard<T>> {
+        match (axis.family, axis.layer) {
+            (Family::Attn, Some(layer)) => self.attn.get(layer as usize),
+            (Family::Ffn, Some(layer)) => self.ffn.get(layer as usize),
+            (Family::Vocab, None) => Some(&self.vocab),
+            (Family::Attn | Family::Ffn, None) | (Family::Vocab, Some(_)) => None,
+        }
+    }
+
+    pub(crate) fn axis_mut(&mut self, axis: Axis) -> Option<&mut AxisShard<T>> {
+        match (axis.family, axis.layer) {
+            (Family::Attn, Some(layer)) => self.attn.get_mut(layer as usize),
+            (Family::Ffn, Some(layer)) => self.ffn.get_mut(layer as usize),
+            (Family::Vocab, None) => Some(&mut self.vocab),
+            (Family::Attn | Family::Ffn, None) | (Family::Vocab, Some(_)) => None,
+        }
+    }
+
+    /// Every axis, ascending.
+    pub(crate) fn axes(&self) -> impl Iterator<Item = &AxisShard<T>> {
+        self.attn.iter().chain(&self.ffn).chain([&self.vocab])
+    }
+
+    pub(crate) fn axes_mut(&mut self) -> impl Iterator<Item = &mut AxisShard<T>> {
+        let layered = self.attn.iter_mut().chain(&mut self.ffn);
+        layered.chain([&mut self.vocab])
+    }
+
+    /// Where each of the units is stored on this rank.
+    pub(crate) fn positions(&self, axis: Axis, units: &Units) -> Result<Vec<usize>, ShardError> {
+        let owned = self.axis(axis).map(|shard| &shard.units);
+        let position = |unit| {
+            let found = owned.and_then(|owned| owned.position(unit));
+            found.map(|position| position as usize).ok_or_else(|| ShardError::NotOwned {
+                axis,
+                unit,
+                owned: owned.cloned().unwrap_or_default(),
+            })
+        };
+        units.iter().map(position).collect()
+    }
+
+    pub fn zero_gradients(&mut self) {
+        for tensor in self.axes_mut().flat_map(AxisShard::tensors_mut) {
+            tensor.gradients.fill(T::ZERO);
+        }
+        self.replicated.gradients.fill(T::ZERO);
+    }
+
+    /// Appends the units' gradients, ascending; a unit's values in the order of the crate's table.
+    ///
+    /// # Errors
+    /// A unit is not on this rank; `out` is then as it was.
+    pub fn copy_gradients(&self, axis: Axis, units: &Units, out: &mut Vec<T>) -> Result<(), ShardError> {
+        let positions = self.positions(axis, units)?;
+        let Some(shard) = self.axis(axis) else {
+            return Ok(());
+        };
+        out.reserve(positions.len() * shard.unit_len());
+        for position in positions {
+            for tensor in shard.tensors() {
+                out.extend_from_slice(&tensor.gradients[tensor.place(position)]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces the units' gradients by values in the order of [`Shard::copy_gradients`].
+    ///
+    /// # Errors
+    /// A unit is not on this rank, or the length is wrong; no gradient has changed then.
+    pub fn set_gradients(&mut self, axis: Axis, units: &Units, values: &[T]) -> Result<(), ShardError> {
+        let positions = self.positions(axis, units)?;
+        let expected = positions.len() * Self::unit_len(&self.model, axis.family);
+        if values.len() != expected {
+            return Err(ShardError::Length { axis, units: units.clone(), got: values.len(), expected });
+        }
+        let Some(shard) = self.axis_mut(axis) else {
+            return Ok(());
+        };
+        let mut left = values;
+        for position in positions {
+            for tensor in shard.tensors_mut() {
+                let (now, rest) = left.split_at(tensor.unit_len);
+                let place = tensor.place(position);
+                tensor.gradients[place].copy_from_slice(now);
+                left = rest;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gradients of the replicated parameters. The same bits on every rank of a tensor-parallel group, if all of them saw the same batches.
+    pub fn replicated_gradients(&self) -> &[T] {
+        &self.replicated.gradients
+    }
+
+    /// # Errors
+    /// The length is wrong; no gradient has changed then.
+    pub fn set_replicated_gradients(&mut self, values: &[T]) -> Result<(), ShardError> {
+        let expected = self.replicated.gradients.len();
+        if values.len() != expected {
+            return Err(ShardError::ReplicatedLength { got: values.len(), expected });
+        }
+        self.replicated.gradients.copy_from_slice(values);
+        Ok(())
+    }
+
+    /// The sum of the squared gradients of the owned units, and of the replicated parameters if asked (one rank of a group should).
+    pub fn gradient_norm_squared(&self, include_replicated: bool) -> f64 {
+        let mut sum = 0.0;
+        for axis in self.axes() {
+            for position in 0..axis.units.len() as usize {
+                for tensor in axis.tensors() {
+                    sum += squares(&tensor.gradients[tensor.place(position)]);
+                }
+            }
+        }
+        if include_replicated {
+            sum += squares(&self.replicated.gradients);
+        }
+        sum
+    }
+}

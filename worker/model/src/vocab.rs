@@ -1,0 +1,159 @@
+//! The two ends of the model, split by vocabulary rows: embedding, head and cross-entropy.
+
+use crate::Real;
+use crate::cpu::gemm::{View, ViewMut};
+use crate::cpu::kernels::{add, exp_shifted, maximum, size};
+use crate::parallel::TensorParallel;
+use crate::pass::{Extent, Scratch};
+use crate::shape::Shape;
+use crate::shard::AxisShard;
+
+/// What the backward pass needs again.
+#[derive(Debug, Default)]
+pub(crate) struct Saved<T> {
+    /// For each target the stored row of its token, if it is on this rank.
+    target_rows: Vec<Option<usize>>,
+    /// A row a token: the exponentials of the shifted logits of the owned vocabulary.
+    exponentials: Vec<T>,
+    maxima: Vec<T>,
+    /// For each token the sum of exponentials, then for each token the target's shifted logit.
+    sums: Vec<T>,
+}
+
+/// The stored rows of the tokens that are on this rank.
+fn rows<T>(
+    shape: &Shape,
+    axis: &AxisShard<T>,
+    tokens: impl Iterator<Item = u32>,
+) -> impl Iterator<Item = Option<usize>> {
+    let block = shape.vocab_block;
+    tokens.map(move |token| {
+        let unit = axis.units.position(token / block as u32)?;
+        Some(unit as usize * block + token as usize % block)
+    })
+}
+
+/// This rank's part of the embedded tokens: zeros where another rank owns the token.
+pub(crate) fn embed<T: Real>(
+    extent: &Extent<'_, T>,
+    axis: &AxisShard<T>,
+    inputs: impl Iterator<Item = u32>,
+    out: &mut Vec<T>,
+) {
+    let hidden = extent.shape.hidden;
+    size(out, extent.tokens() * hidden);
+    let tokens = rows(extent.shape, axis, inputs);
+    for (out, row) in out.chunks_exact_mut(hidden).zip(tokens) {
+        match row {
+            Some(row) => out.copy_from_slice(&axis.input.weights[row * hidden..(row + 1) * hidden]),
+            None => out.fill(T::ZERO),
+        }
+    }
+}
+
+/// Adds the embedding's gradients.
+pub(crate) fn embed_backward<T: Real>(
+    extent: &Extent<'_, T>,
+    axis: &mut AxisShard<T>,
+    inputs: impl Iterator<Item = u32>,
+    d_out: &[T],
+) {
+    let hidden = extent.shape.hidden;
+    let AxisShard { units, input, .. } = axis;
+    let block = extent.shape.vocab_block;
+    for (d_row, token) in d_out.chunks_exact(hidden).zip(inputs) {
+        if let Some(unit) = units.position(token / block as u32) {
+            let row = unit as usize * block + token as usize % block;
+            add(&mut input.gradients[row * hidden..(row + 1) * hidden], d_row);
+        }
+    }
+}
+
+/// The sum of the cross-entropies of all tokens, the same on every rank.
+pub(crate) fn cross_entropy<T: Real, P: TensorParallel<T>>(
+    extent: &Extent<'_, T>,
+    axis: &AxisShard<T>,
+    normed: &[T],
+    targets: impl Iterator<Item = u32>,
+    saved: &mut Saved<T>,
+    group: &mut P,
+) -> Result<f64, P::Error> {
+    let (tokens, hidden) = (extent.tokens(), extent.shape.hidden);
+    let width = axis.units.len() as usize * extent.shape.vocab_block;
+    let Saved { target_rows, exponentials, maxima, sums } = saved;
+    target_rows.clear();
+    target_rows.extend(rows(extent.shape, axis, targets));
+
+    size(exponentials, tokens * width);
+    T::gemm(
+        T::ONE,
+        View::new(normed, tokens, hidden),
+        View::new(head(extent.shape, axis), width, hidden).t(),
+        T::ZERO,
+        ViewMut::new(exponentials, tokens, width),
+    );
+    maxima.clear();
+    maxima.extend((0..tokens).map(|token| maximum(&exponentials[token * width..(token + 1) * width])));
+    group.all_reduce_max(maxima)?;
+
+    sums.clear();
+    sums.resize(2 * tokens, T::ZERO);
+    for token in 0..tokens {
+        let row = &mut exponentials[token * width..(token + 1) * width];
+        if let Some(target) = target_rows[token] {
+            sums[tokens + token] = row[target] - maxima[token];
+        }
+        sums[token] = exp_shifted(row, maxima[token]);
+    }
+    group.all_reduce_sum(sums)?;
+    let (sums, targets) = sums.split_at(tokens);
+    let losses = sums.iter().zip(targets).map(|(&sum, &target)| sum.ln() - target);
+    Ok(losses.map(T::to_f64).sum())
+}
+
+/// Adds the head's gradients for `scale` times the loss and writes this rank's part of the gradient of `normed`, to be summed over the group.
+pub(crate) fn cross_entropy_backward<T: Real>(
+    extent: &Extent<'_, T>,
+    axis: &mut AxisShard<T>,
+    normed: &[T],
+    scale: T,
+    saved: &mut Saved<T>,
+    scratch: &mut Scratch<T>,
+) {
+    let (tokens, hidden) = (extent.tokens(), extent.shape.hidden);
+    let width = axis.units.len() as usize * extent.shape.vocab_block;
+    // From exponentials to gradients of the logits, in place: they are not needed again.
+    let Saved { target_rows, exponentials: d_logits, sums, .. } = saved;
+    for token in 0..tokens {
+        let row = &mut d_logits[token * width..(token + 1) * width];
+        let factor = scale / sums[token];
+        for value in row.iter_mut() {
+            *value *= factor;
+        }
+        if let Some(target) = target_rows[token] {
+            row[target] += -scale;
+        }
+    }
+    let d_normed = &mut scratch.d_normed;
+    size(d_normed, tokens * hidden);
+    T::gemm(
+        T::ONE,
+        View::new(d_logits, tokens, width),
+        View::new(head(extent.shape, axis), width, hidden),
+        T::ZERO,
+        ViewMut::new(d_normed, tokens, hidden),
+    );
+    let matrix = if extent.shape.tied { &mut axis.input } else { &mut axis.output };
+    T::gemm(
+        T::ONE,
+        View::new(d_logits, tokens, width).t(),
+        View::new(normed, tokens, hidden),
+        T::ONE,
+        ViewMut::new(&mut matrix.gradients, width, hidden),
+    );
+}
+
+/// The head's weights: the embedding itself if they are tied.
+fn head<'a, T>(shape: &Shape, axis: &'a AxisShard<T>) -> &'a [T] {
+    if shape.tied { &axis.input.weights } else { &axis.output.weights }
+}

@@ -1,0 +1,8 @@
+//! The model as a whole: gradients, sharding, movement of state, training.
+
+mod differences;
+mod optimizer;
+mod reshard;
+mod sharded;
+mod support;
+mod training;
