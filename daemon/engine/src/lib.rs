@@ -3,19 +3,27 @@
 //! The shell feeds [`Event`]s with the time they were seen and carries out the [`Command`]s in order.
 //! Nothing here reads a clock, a file or a socket.
 
+mod cluster;
 pub mod command;
 pub mod event;
 pub mod incident;
+mod job;
 pub mod record;
+pub mod refusal;
+pub mod state;
+mod step;
 pub mod timeouts;
+pub mod view;
 
 pub use command::{Command, Notice, Participant};
-pub use event::{
-    Endpoint, Event, ExitStatus, GpuReport, HealthClass, StepVote, WorkerPhase, WorkerState,
-};
+pub use event::{Endpoint, Event, ExitStatus, GpuReport, HealthClass, StepVote, WorkerPhase, WorkerState};
 pub use incident::{Incident, IncidentKind};
 pub use record::{JobRecord, Phase};
+pub use refusal::Refusal;
+pub use state::State;
+pub use step::step;
 pub use timeouts::Timeouts;
+pub use view::{GpuView, JobView, NodeView, WorkerView};
 
 use serde::{Deserialize, Serialize};
 

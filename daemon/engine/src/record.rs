@@ -1,9 +1,9 @@
 //! What is stored of a job.
 
 use crate::JobName;
-use reknit_layout::{Epoch, GpuId, Incarnation, JobSpec, Layout};
+use reknit_layout::{Epoch, GpuId, Incarnation, JobSpec, Layout, Place};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Enough for a new daemon to go on, together with what agents and workers report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -23,6 +23,28 @@ pub struct JobRecord {
     /// Taken out by an operator.
     pub drained: BTreeSet<GpuId>,
     pub last_incident: u64,
+    /// Which GPU fills which nominal place. Assigned once, when enough healthy GPUs are known.
+    #[serde(default)]
+    pub places: BTreeMap<Place, GpuId>,
+}
+
+impl JobRecord {
+    /// A job nothing was done for yet.
+    pub fn new(spec: JobSpec) -> Self {
+        Self {
+            name: JobName(spec.name.clone()),
+            spec,
+            phase: Phase::Pending,
+            explanation: String::new(),
+            layout: None,
+            last_epoch: Epoch(0),
+            last_incarnation: Incarnation(0),
+            ever_committed: false,
+            drained: BTreeSet::new(),
+            last_incident: 0,
+            places: BTreeMap::new(),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,4 +66,21 @@ pub enum Phase {
     Failed,
     /// A new daemon waits for reports and declares nothing lost before everyone had time.
     Rebuilding,
+}
+
+impl Phase {
+    /// Nothing happens any more; the name may be used again.
+    pub fn ended(self) -> bool {
+        match self {
+            Self::Stopped | Self::Completed | Self::Failed => true,
+            Self::Pending
+            | Self::Starting
+            | Self::Running
+            | Self::Quiescing
+            | Self::Resharding
+            | Self::Waiting
+            | Self::Draining
+            | Self::Rebuilding => false,
+        }
+    }
 }

@@ -1,4 +1,7 @@
 //! Every deadline of the system, derived from a few base values.
+//!
+//! None of them paces a normal recovery: a killed worker is seen by its peers' sockets and its agent's pidfd, and
+//! everybody's answer is awaited as an event. Deadlines only end waits for somebody who does not answer.
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -11,19 +14,165 @@ pub struct Timeouts {
     pub operation_ms: u32,
     /// How long a GPU that may rejoin waits before its worker is started again.
     pub rejoin_hold_ms: u32,
+    /// How long a started worker may take to open its session: it reads the data and allocates first.
+    pub start_ms: u32,
+    /// How long a new daemon waits for reports before it declares anything lost. Must exceed the longest pause
+    /// between two attempts of agents and workers to reconnect.
+    pub rebuild_ms: u32,
 }
 
 impl Default for Timeouts {
     fn default() -> Self {
-        Self {
-            operation_ms: 10_000,
-            rejoin_hold_ms: 2_000,
-        }
+        Self { operation_ms: 10_000, rejoin_hold_ms: 2_000, start_ms: 60_000, rebuild_ms: 5_000 }
     }
 }
 
 impl Timeouts {
     pub fn operation(&self) -> Duration {
         Duration::from_millis(self.operation_ms.into())
+    }
+
+    /// A share of the operation deadline, in percent.
+    fn operations(&self, percent: u64) -> Duration {
+        Duration::from_millis(u64::from(self.operation_ms) * percent / 100)
+    }
+
+    /// How often a training worker reports progress: twenty reports fit into an operation deadline, so that one
+    /// or two late ones mean nothing. At least every second, at most every 20 ms.
+    pub fn progress(&self) -> Duration {
+        self.operations(5).clamp(Duration::from_millis(20), Duration::from_secs(1))
+    }
+
+    /// A member without progress for so long is suspected. Longer than an operation: the plane, which knows which
+    /// peer is missing, speaks first.
+    pub fn suspicion(&self) -> Duration {
+        self.operations(125)
+    }
+
+    /// Members asked to pause reach their step boundary within this, or the change becomes a loss. A step is
+    /// shorter than an operation deadline; what is suspicious while training is suspicious here.
+    pub fn pause(&self) -> Duration {
+        self.suspicion()
+    }
+
+    /// A member that was told to stop and neither answers nor exits for so long is fenced. Longer than the
+    /// suspicion, so that one that is only slow has had every chance.
+    pub fn quiesce(&self) -> Duration {
+        self.operations(150)
+    }
+
+    /// A fence that is not confirmed for so long counts as done. Longer than a quiesce, so that a worker that
+    /// stopped by itself is known to have. Safe without the confirmation: see [`crate::job`].
+    pub fn fence(&self) -> Duration {
+        self.operations(200)
+    }
+
+    /// An agent that is away for longer has lost its lease, and its workers without a session are lost with it.
+    /// Not shorter than a fence: an agent that comes back late must find its fences still awaited.
+    pub fn lease(&self) -> Duration {
+        self.operations(200)
+    }
+
+    /// How often an agent sends a heartbeat: ten fit into its lease.
+    pub fn heartbeat(&self) -> Duration {
+        self.lease() / 10
+    }
+
+    /// How long the members of a new epoch may take to find each other. Everyone is told at the same time, so
+    /// one operation deadline is plenty.
+    pub fn join(&self) -> Duration {
+        self.operation()
+    }
+
+    /// Prepare to Ready: joining, and fetching what is missing, which takes longest for a new member of a large model.
+    pub fn ready(&self) -> Duration {
+        self.join() + self.operations(500)
+    }
+
+    /// Spawn to the first session.
+    pub fn start(&self) -> Duration {
+        Duration::from_millis(self.start_ms.into())
+    }
+
+    /// Stop to exit: the operation in hand ends first.
+    pub fn stop(&self) -> Duration {
+        self.operation()
+    }
+
+    pub fn rebuild(&self) -> Duration {
+        Duration::from_millis(self.rebuild_ms.into())
+    }
+
+    pub fn rejoin_hold(&self) -> Duration {
+        Duration::from_millis(self.rejoin_hold_ms.into())
+    }
+
+    /// The hold after `relapses` starts in a row that never became a member: it doubles, up to a minute.
+    pub fn rejoin_hold_after(&self, relapses: u32) -> Duration {
+        let doubled = self.rejoin_hold().saturating_mul(1u32.checked_shl(relapses).unwrap_or(u32::MAX));
+        doubled.min(Duration::from_secs(60).max(self.rejoin_hold()))
+    }
+
+    /// Checks the ladder: operation < suspicion < quiesce < fence <= lease, and progress well below suspicion.
+    ///
+    /// # Errors
+    /// Says which value breaks it and what is allowed.
+    pub fn validate(&self) -> Result<(), String> {
+        if self.operation_ms < 100 {
+            let found = self.operation_ms;
+            return Err(format!(
+                "operation_ms = {found}: must be at least 100, and longer than the longest step"
+            ));
+        }
+        if self.start_ms < 1_000 {
+            let found = self.start_ms;
+            return Err(format!("start_ms = {found}: must be at least 1000"));
+        }
+        if self.rebuild_ms < 500 {
+            let found = self.rebuild_ms;
+            return Err(format!("rebuild_ms = {found}: must be at least 500"));
+        }
+        let ladder = [
+            ("progress", self.progress()),
+            ("operation", self.operation()),
+            ("suspicion", self.suspicion()),
+            ("quiesce", self.quiesce()),
+            ("fence", self.fence()),
+        ];
+        for pair in ladder.windows(2) {
+            let [(low, short), (high, long)] = pair else {
+                continue;
+            };
+            if short >= long {
+                return Err(format!(
+                    "{low} ({short:?}) must be shorter than {high} ({long:?}): change operation_ms"
+                ));
+            }
+        }
+        if self.fence() > self.lease() {
+            return Err("fence must not be longer than lease: change operation_ms".to_owned());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_ladder_holds_and_a_broken_one_is_refused() {
+        assert_eq!(Timeouts::default().validate(), Ok(()));
+        let broken = Timeouts { operation_ms: 10, ..Timeouts::default() };
+        let problem = broken.validate().unwrap_err();
+        assert!(problem.contains("operation_ms = 10"), "{problem}");
+    }
+
+    #[test]
+    fn the_hold_doubles_up_to_a_minute() {
+        let timeouts = Timeouts::default();
+        let holds: Vec<_> =
+            [0, 1, 4, 5, 40].map(|relapses| timeouts.rejoin_hold_after(relapses).as_secs()).into();
+        assert_eq!(holds, [2, 4, 32, 60, 60]);
     }
 }

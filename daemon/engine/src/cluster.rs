@@ -1,0 +1,122 @@
+//! The nodes and their GPUs, as agents and operators speak of them.
+
+use crate::{GpuReport, HealthClass, Time};
+use reknit_layout::{GpuId, NodeName};
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Cluster {
+    pub(crate) nodes: BTreeMap<NodeName, Node>,
+    /// Taken out by an operator.
+    pub(crate) drained: BTreeSet<GpuId>,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Node {
+    pub(crate) connected: bool,
+    /// When the lease of an agent that is away ends.
+    pub(crate) lease: Option<Time>,
+    pub(crate) gpus: BTreeMap<GpuId, Gpu>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Gpu {
+    pub(crate) index: u32,
+    pub(crate) name: String,
+    pub(crate) health: HealthClass,
+    pub(crate) cause: String,
+    /// Since when workers may be started on it; only meaningful while they may.
+    pub(crate) fit_since: Time,
+}
+
+impl Gpu {
+    fn new(report: &GpuReport, now: Time) -> Self {
+        Self {
+            index: report.index,
+            name: report.name.clone(),
+            health: report.health,
+            cause: report.cause.clone(),
+            fit_since: now,
+        }
+    }
+
+    fn set_health(&mut self, health: HealthClass, cause: &str, now: Time) {
+        if !fit(self.health) && fit(health) {
+            self.fit_since = now;
+        }
+        self.health = health;
+        self.cause = cause.to_owned();
+    }
+}
+
+/// A worker may be started on a GPU of this class.
+fn fit(health: HealthClass) -> bool {
+    match health {
+        HealthClass::Healthy | HealthClass::RankDied => true,
+        HealthClass::Fatal | HealthClass::Drain | HealthClass::Predict | HealthClass::Unknown => false,
+    }
+}
+
+impl Cluster {
+    pub(crate) fn gpu(&self, gpu: &GpuId) -> Option<(&NodeName, &Node, &Gpu)> {
+        self.nodes.iter().find_map(|(name, node)| node.gpus.get(gpu).map(|found| (name, node, found)))
+    }
+
+    /// A worker that is there may stay a member. A GPU nothing is known of keeps its worker: unknown is not lost.
+    pub(crate) fn may_train(&self, gpu: &GpuId) -> bool {
+        let healthy = match self.gpu(gpu).map(|(_, _, gpu)| gpu.health) {
+            Some(HealthClass::Fatal | HealthClass::Drain) => false,
+            Some(
+                HealthClass::Healthy | HealthClass::RankDied | HealthClass::Predict | HealthClass::Unknown,
+            )
+            | None => true,
+        };
+        healthy && !self.drained.contains(gpu)
+    }
+
+    /// Where a worker for the GPU may be started and since when, if it may.
+    pub(crate) fn may_start(&self, gpu: &GpuId) -> Option<(&NodeName, Time)> {
+        let (name, node, found) = self.gpu(gpu)?;
+        let may = node.connected && fit(found.health) && !self.drained.contains(gpu);
+        may.then_some((name, found.fit_since))
+    }
+
+    pub(crate) fn connected(&self, node: &NodeName) -> bool {
+        self.nodes.get(node).is_some_and(|node| node.connected)
+    }
+
+    pub(crate) fn agent_connected(&mut self, now: Time, name: &NodeName, reports: &[GpuReport]) {
+        let node = self.nodes.entry(name.clone()).or_default();
+        node.connected = true;
+        node.lease = None;
+        let mut before = std::mem::take(&mut node.gpus);
+        for report in reports {
+            let mut gpu = match before.remove(&report.gpu) {
+                Some(known) => known,
+                None => Gpu::new(report, now),
+            };
+            gpu.index = report.index;
+            gpu.set_health(report.health, &report.cause, now);
+            node.gpus.insert(report.gpu.clone(), gpu);
+        }
+    }
+
+    /// False when the GPU is not known.
+    pub(crate) fn health_changed(
+        &mut self,
+        now: Time,
+        node: &NodeName,
+        gpu: &GpuId,
+        health: HealthClass,
+        cause: &str,
+    ) -> bool {
+        let known = self.nodes.get_mut(node).and_then(|n| n.gpus.get_mut(gpu));
+        match known {
+            Some(found) => {
+                found.set_health(health, cause, now);
+                true
+            }
+            None => false,
+        }
+    }
+}

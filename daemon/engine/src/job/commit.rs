@@ -1,0 +1,239 @@
+//! All are ready: the new layout is stored and trained with.
+
+use super::{Job, Preparing, Stage};
+use crate::state::Ctx;
+use crate::{Command, Notice, Phase, StepVote, WorkerPhase, WorkerState};
+use reknit_layout::{Epoch, Step, WorkerKey};
+
+/// One worker's report of a committed step.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CommittedStep {
+    pub(crate) epoch: Epoch,
+    pub(crate) step: Step,
+    pub(crate) vote: StepVote,
+    pub(crate) first_sample: u64,
+    pub(crate) samples: u32,
+    pub(crate) step_ms: u32,
+    pub(crate) tokens: u64,
+    pub(crate) rolled_forward: bool,
+}
+
+impl Job {
+    pub(crate) fn ready(&mut self, key: &WorkerKey, epoch: Epoch, step: Step, digest: String) {
+        match &mut self.stage {
+            Stage::Preparing(preparing) if preparing.epoch == epoch => {
+                if preparing.members.contains(key) {
+                    preparing.ready.insert(key.clone(), (step, digest));
+                    self.observe_phase(key, WorkerPhase::Ready, epoch);
+                }
+            }
+            // Of an epoch that is over (ONE-EPOCH).
+            Stage::Preparing(_)
+            | Stage::Pending
+            | Stage::Starting { .. }
+            | Stage::Running { .. }
+            | Stage::Closing(_)
+            | Stage::Planning(_)
+            | Stage::Waiting { .. }
+            | Stage::Draining { .. }
+            | Stage::Ended
+            | Stage::Rebuilding { .. } => {}
+        }
+    }
+
+    /// Commits when every member is ready at the same step with the same replicated parameters.
+    pub(crate) fn tally(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let Stage::Preparing(preparing) = &self.stage else {
+            return false;
+        };
+        if preparing.ready.len() < preparing.members.len() {
+            return ctx.now >= preparing.deadline && self.preparation_too_late(ctx);
+        }
+        let mut votes = preparing.ready.values();
+        let same = match votes.next() {
+            Some((step, digest)) => {
+                *step == preparing.resume_step && votes.all(|(s, d)| s == step && d == digest)
+            }
+            None => false,
+        };
+        if same {
+            let preparing = preparing.clone();
+            self.commit(ctx, &preparing);
+        } else {
+            let text = self.describe_disagreement(preparing);
+            self.disagreement(ctx, &text);
+        }
+        true
+    }
+
+    fn preparation_too_late(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let Stage::Preparing(preparing) = &self.stage else {
+            return false;
+        };
+        let missing: Vec<_> = preparing
+            .members
+            .iter()
+            .filter(|member| !preparing.ready.contains_key(*member))
+            .cloned()
+            .collect();
+        if let Some(first) = missing.first() {
+            let limit = ctx.timeouts.ready().as_millis();
+            self.suspect_plane(ctx, first, &format!("not ready within {limit} ms"));
+        }
+        for worker in &missing {
+            self.strike(ctx, worker);
+        }
+        true
+    }
+
+    fn describe_disagreement(&self, preparing: &Preparing) -> String {
+        let parts: Vec<_> = preparing
+            .ready
+            .iter()
+            .map(|(key, (step, digest))| {
+                let place = self.name_of(key);
+                format!("{place} step {step} digest {digest:.16}")
+            })
+            .collect();
+        let resume = preparing.resume_step;
+        format!("SAME-STEP or REPLICATED violated before step {resume}: {}", parts.join(", "))
+    }
+
+    /// Once may be an accident of the transfer; twice is a wrong model, which is never trained on.
+    fn disagreement(&mut self, ctx: &mut Ctx<'_>, text: &str) {
+        self.digest_strikes += 1;
+        if self.digest_strikes > 1 {
+            self.fail(ctx, text);
+        } else if let Some(first) = self.first_ready() {
+            self.suspect_plane(ctx, &first, text);
+        } else {
+            self.fail(ctx, text);
+        }
+    }
+
+    fn first_ready(&self) -> Option<WorkerKey> {
+        match &self.stage {
+            Stage::Preparing(preparing) => preparing.members.first().cloned(),
+            Stage::Pending
+            | Stage::Starting { .. }
+            | Stage::Running { .. }
+            | Stage::Closing(_)
+            | Stage::Planning(_)
+            | Stage::Waiting { .. }
+            | Stage::Draining { .. }
+            | Stage::Ended
+            | Stage::Rebuilding { .. } => None,
+        }
+    }
+
+    fn commit(&mut self, ctx: &mut Ctx<'_>, preparing: &Preparing) {
+        let layout = preparing.plan.layout.clone();
+        let leaving: Vec<_> = self.members().difference(&preparing.members).cloned().collect();
+        let degrees = layout.degrees();
+        self.stamp(ctx.now, |incident| &mut incident.ready);
+        self.stamp(ctx.now, |incident| &mut incident.committed);
+        for incident in self.incidents.current() {
+            incident.epoch_after = Some(preparing.epoch);
+            incident.degrees_after.clone_from(&degrees);
+        }
+        let notice = Notice::Layout {
+            epoch: preparing.epoch,
+            degrees,
+            batch: layout.batch.clone(),
+            bytes_moved: preparing.plan.bytes_moved,
+            bytes_lower_bound: preparing.plan.bytes_lower_bound,
+            resume_step: preparing.resume_step,
+        };
+        self.ledger.begin_epoch(&layout);
+        self.record.layout = Some(layout);
+        self.record.ever_committed = true;
+        if preparing.resume_step > self.committed {
+            self.committed = preparing.resume_step;
+            self.vote = preparing.vote;
+        }
+        self.strikes.clear();
+        self.digest_strikes = 0;
+        ctx.notify(&self.record.name, notice);
+        self.set_phase(ctx, Phase::Running, "");
+        self.persist(ctx);
+        for member in &preparing.members {
+            self.resume(ctx, member);
+        }
+        for worker in &leaving {
+            self.stop_worker(ctx, worker, "its place is gone");
+        }
+        self.stage = Stage::Running { resume_step: preparing.resume_step };
+    }
+
+    /// The committed layout is the worker's to train with.
+    pub(crate) fn resume(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey) {
+        let epoch = self.epoch();
+        if let Some(worker) = self.workers.get_mut(key) {
+            worker.was_member = true;
+            worker.stopped = false;
+            worker.completed = None;
+            worker.last_progress = ctx.now;
+        }
+        self.losses.remove(&key.gpu);
+        self.observe_phase(key, WorkerPhase::Training, epoch);
+        ctx.out.push(Command::Resume { job: self.record.name.clone(), worker: key.clone(), epoch });
+    }
+
+    /// Keeps the last reported state in step with what is known since.
+    pub(crate) fn observe_phase(&mut self, key: &WorkerKey, phase: WorkerPhase, epoch: Epoch) {
+        let state = self.workers.get_mut(key).and_then(|w| w.state.as_mut());
+        if let Some(state) = state {
+            state.phase = phase;
+            match phase {
+                WorkerPhase::Preparing | WorkerPhase::Ready => state.ready_epoch = epoch,
+                WorkerPhase::Idle
+                | WorkerPhase::Training
+                | WorkerPhase::Quiesced
+                | WorkerPhase::Completed => state.epoch = epoch,
+            }
+        }
+    }
+
+    /// What a member says it has committed is committed: nobody may go on from below it.
+    pub(crate) fn learn_committed(&mut self, key: &WorkerKey, state: &WorkerState) {
+        let step = state.holding.step;
+        if self.is_member(key) && step >= self.committed {
+            let same = self.vote.filter(|_| step == self.committed);
+            self.vote = state.vote.or(same);
+            self.committed = step;
+        }
+    }
+
+    pub(crate) fn step_committed(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, report: CommittedStep) {
+        let Some(worker) = self.workers.get_mut(key) else {
+            return;
+        };
+        worker.last_progress = ctx.now;
+        if report.step >= self.committed {
+            self.vote = Some(report.vote);
+            self.committed = report.step;
+        }
+        if let Some(place) = self.place_of_gpu(&key.gpu) {
+            for notice in self.ledger.record(place.replica, &report) {
+                ctx.notify(&self.record.name, notice);
+            }
+        }
+        match &self.stage {
+            Stage::Running { resume_step }
+                if report.epoch == self.epoch() && report.step > *resume_step && !report.rolled_forward =>
+            {
+                self.recovered(ctx);
+            }
+            Stage::Running { .. }
+            | Stage::Pending
+            | Stage::Starting { .. }
+            | Stage::Closing(_)
+            | Stage::Planning(_)
+            | Stage::Preparing(_)
+            | Stage::Waiting { .. }
+            | Stage::Draining { .. }
+            | Stage::Ended
+            | Stage::Rebuilding { .. } => {}
+        }
+    }
+}

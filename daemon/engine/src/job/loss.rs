@@ -1,0 +1,294 @@
+//! What is lost, and what that means where the job stands.
+
+use super::incidents::Sighting;
+use super::worker::Fate;
+use super::{Job, Loss, Stage};
+use crate::state::Ctx;
+use crate::{ExitStatus, IncidentKind, Time, Timeouts, WorkerState};
+use reknit_layout::{Epoch, GpuId, NodeName, WorkerKey};
+
+impl Job {
+    /// The process is gone: confirmed, or taken as gone after its fence deadline.
+    pub(crate) fn gone(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, sighting: Sighting) {
+        let Some(worker) = self.workers.get(key) else {
+            return;
+        };
+        let expected = match worker.fate {
+            Fate::Stopping { .. } => true,
+            Fate::Alive | Fate::Fencing { .. } => false,
+        };
+        let was_member = worker.was_member;
+        self.notify_worker(ctx, key, &format!("gone: {}", sighting.signal));
+        self.workers.remove(key);
+        if !expected {
+            let before = self.losses.get(&key.gpu).map_or(0, |loss| loss.relapses);
+            let loss = Loss { at: ctx.now, relapses: if was_member { 0 } else { before + 1 } };
+            self.losses.insert(key.gpu.clone(), loss);
+            if self.concerns(key) {
+                let reason = format!("{}: {}", self.name_of(key), sighting.signal);
+                self.accuse(ctx, key, sighting);
+                self.disturb(ctx, &reason);
+            }
+        }
+        if let Stage::Closing(closing) = &mut self.stage {
+            closing.awaited.remove(key);
+        }
+    }
+
+    pub(crate) fn exited(&mut self, ctx: &mut Ctx<'_>, node: &NodeName, key: &WorkerKey, exit: ExitStatus) {
+        let kind = match exit.signal {
+            Some(9) => IncidentKind::WorkerKilled,
+            Some(_) | None => IncidentKind::WorkerExited,
+        };
+        let sighting = Sighting { kind, signal: exit.how, reporter: format!("agent of {node}") };
+        self.gone(ctx, key, sighting);
+    }
+
+    /// Whether the present layout, or the one being made, needs the worker.
+    fn concerns(&self, key: &WorkerKey) -> bool {
+        match &self.stage {
+            Stage::Running { .. } | Stage::Waiting { .. } => self.is_member(key),
+            Stage::Closing(closing) => closing.awaited.contains(key) || self.is_member(key),
+            Stage::Planning(planning) => {
+                planning.members.values().any(|member| member == key) || planning.holders.contains(key)
+            }
+            Stage::Preparing(preparing) => preparing.involves(key),
+            Stage::Pending
+            | Stage::Starting { .. }
+            | Stage::Draining { .. }
+            | Stage::Ended
+            | Stage::Rebuilding { .. } => false,
+        }
+    }
+
+    /// The present epoch, or the change under way, cannot go on as it is.
+    pub(crate) fn disturb(&mut self, ctx: &mut Ctx<'_>, reason: &str) {
+        match &self.stage {
+            Stage::Running { .. } => {
+                let members = self.members();
+                self.close(ctx, self.epoch(), members, reason);
+            }
+            Stage::Closing(_) => self.escalate(ctx, reason),
+            Stage::Planning(_) => self.plan(ctx),
+            Stage::Preparing(preparing) => {
+                let epoch = preparing.epoch;
+                let engaged = preparing.participants.iter();
+                let engaged = engaged.map(|p| p.worker.clone()).collect();
+                self.close(ctx, epoch, engaged, reason);
+            }
+            Stage::Pending
+            | Stage::Starting { .. }
+            | Stage::Waiting { .. }
+            | Stage::Draining { .. }
+            | Stage::Ended
+            | Stage::Rebuilding { .. } => {}
+        }
+    }
+
+    /// A report of the plane is only a suspicion: it ends the epoch and condemns nobody.
+    pub(crate) fn plane_failed(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, epoch: Epoch, reason: &str) {
+        let running = match &self.stage {
+            Stage::Running { .. } => true,
+            Stage::Closing(closing) => closing.paused,
+            Stage::Rebuilding { .. } => {
+                self.mark_stopping(key);
+                false
+            }
+            Stage::Pending
+            | Stage::Starting { .. }
+            | Stage::Planning(_)
+            | Stage::Preparing(_)
+            | Stage::Waiting { .. }
+            | Stage::Draining { .. }
+            | Stage::Ended => false,
+        };
+        if running && epoch == self.epoch() && self.is_member(key) {
+            self.suspect_plane(ctx, key, reason);
+        }
+    }
+
+    pub(crate) fn suspect_plane(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, reason: &str) {
+        let reporter = self.name_of(key);
+        let text = format!("{reporter}: {reason}");
+        let sighting = Sighting { kind: IncidentKind::PlaneFailed, signal: reason.to_owned(), reporter };
+        self.suspect(ctx, sighting);
+        self.disturb(ctx, &text);
+    }
+
+    pub(crate) fn quiesced(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, state: WorkerState) {
+        match &self.stage {
+            // It stopped by itself and its report of the failure did not arrive.
+            Stage::Running { .. } if self.is_member(key) && state.epoch == self.epoch() => {
+                self.suspect_plane(ctx, key, "it stopped by itself");
+            }
+            Stage::Running { .. }
+            | Stage::Closing(_)
+            | Stage::Rebuilding { .. }
+            | Stage::Pending
+            | Stage::Starting { .. }
+            | Stage::Planning(_)
+            | Stage::Preparing(_)
+            | Stage::Waiting { .. }
+            | Stage::Draining { .. }
+            | Stage::Ended => {}
+        }
+        self.learn_committed(key, &state);
+        let Some(worker) = self.workers.get_mut(key) else {
+            return;
+        };
+        match &mut self.stage {
+            Stage::Closing(closing) if closing.awaited.contains(key) => {
+                worker.state = Some(state);
+                worker.stopped = true;
+                // A worker that is being killed is awaited until that is confirmed.
+                if !worker.fencing() {
+                    closing.awaited.remove(key);
+                }
+            }
+            Stage::Rebuilding { .. } => worker.state = Some(state),
+            // Repeated, or about an epoch that is over (ONE-EPOCH).
+            Stage::Closing(_)
+            | Stage::Running { .. }
+            | Stage::Pending
+            | Stage::Starting { .. }
+            | Stage::Planning(_)
+            | Stage::Preparing(_)
+            | Stage::Waiting { .. }
+            | Stage::Draining { .. }
+            | Stage::Ended => {}
+        }
+    }
+
+    pub(crate) fn prepare_failed(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        key: &WorkerKey,
+        epoch: Epoch,
+        peer: Option<&WorkerKey>,
+        reason: &str,
+    ) {
+        let (current, involved) = match &self.stage {
+            Stage::Preparing(preparing) => {
+                (preparing.epoch == epoch, peer.is_some_and(|peer| preparing.involves(peer)))
+            }
+            Stage::Pending
+            | Stage::Starting { .. }
+            | Stage::Running { .. }
+            | Stage::Closing(_)
+            | Stage::Planning(_)
+            | Stage::Waiting { .. }
+            | Stage::Draining { .. }
+            | Stage::Ended
+            | Stage::Rebuilding { .. } => (false, false),
+        };
+        if !current {
+            return;
+        }
+        self.suspect_plane(ctx, key, reason);
+        let blamed = if involved { peer.unwrap_or(key) } else { key };
+        self.strike(ctx, &blamed.clone());
+    }
+
+    /// The driver lost the GPU, or the agent says so: its worker is killed at once, its shards count as lost.
+    pub(crate) fn gpu_lost(&mut self, ctx: &mut Ctx<'_>, node: &NodeName, gpu: &GpuId, cause: &str) {
+        let sighting = Sighting {
+            kind: IncidentKind::GpuLost,
+            signal: cause.to_owned(),
+            reporter: format!("agent of {node}"),
+        };
+        let Some(key) = self.worker_on(gpu).map(|(key, _)| key.clone()) else {
+            self.explain_late(ctx, gpu, sighting);
+            return;
+        };
+        // The fence goes out before anything that is only told.
+        self.fence(ctx, &key);
+        if self.concerns(&key) {
+            let reason = format!("{}: {cause}", self.name_of(&key));
+            self.accuse(ctx, &key, sighting);
+            self.disturb(ctx, &reason);
+        }
+    }
+
+    /// Its worker is gone already: the driver's word explains the open incident, if there is one.
+    fn explain_late(&mut self, ctx: &mut Ctx<'_>, gpu: &GpuId, sighting: Sighting) {
+        let open = self.incidents.open.iter().rev();
+        let worker = open
+            .filter(|open| open.incident.kind != IncidentKind::Planned)
+            .filter(|open| open.incident.gpu.as_ref() == Some(gpu))
+            .find_map(|open| open.worker.clone());
+        if let Some(worker) = worker {
+            self.accuse(ctx, &worker, sighting);
+        }
+    }
+
+    /// The agent's lease ran out: its workers are lost unless they still speak for themselves.
+    pub(crate) fn node_lost(&mut self, ctx: &mut Ctx<'_>, node: &NodeName) {
+        let silent: Vec<_> = self
+            .workers
+            .iter()
+            .filter(|(_, worker)| worker.node == *node && !worker.session)
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in silent {
+            let sighting = Sighting {
+                kind: IncidentKind::NodeLost,
+                signal: format!("nothing heard of {node} for its lease"),
+                reporter: "reknitd".to_owned(),
+            };
+            self.gone(ctx, &key, sighting);
+        }
+    }
+
+    /// Deadlines of single workers.
+    pub(crate) fn expire_workers(&mut self, ctx: &mut Ctx<'_>) {
+        let late: Vec<_> = self
+            .workers
+            .iter()
+            .filter(|(_, worker)| worker.deadline().is_some_and(|at| at <= ctx.now))
+            .map(|(key, worker)| (key.clone(), worker.fate))
+            .collect();
+        for (key, fate) in late {
+            match fate {
+                // It never opened its session, or did not leave when told to.
+                Fate::Alive | Fate::Stopping { .. } => self.fence(ctx, &key),
+                Fate::Fencing { .. } => {
+                    let sighting = Sighting {
+                        kind: IncidentKind::WorkerExited,
+                        signal: "its end could not be confirmed; it can no longer take part".to_owned(),
+                        reporter: "reknitd".to_owned(),
+                    };
+                    self.gone(ctx, &key, sighting);
+                }
+            }
+        }
+    }
+
+    /// The member without progress for longest, and when that becomes suspicious. Members without a session
+    /// cannot report and are not judged.
+    pub(crate) fn suspicion(&self, timeouts: &Timeouts) -> Option<(WorkerKey, Time)> {
+        let members =
+            self.workers.iter().filter(|(key, w)| w.session && w.completed.is_none() && self.is_member(key));
+        let oldest = members.min_by_key(|(_, worker)| worker.last_progress)?;
+        let at = oldest.1.last_progress.after(timeouts.suspicion());
+        Some((oldest.0.clone(), at))
+    }
+
+    /// True when a member is suspiciously long without progress; the epoch is then closed, and who does not even
+    /// answer that is fenced.
+    pub(crate) fn check_progress(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let Some((key, at)) = self.suspicion(ctx.timeouts) else {
+            return false;
+        };
+        if ctx.now < at {
+            return false;
+        }
+        let name = self.name_of(&key);
+        let limit = ctx.timeouts.suspicion().as_millis();
+        let signal = format!("no training progress for {limit} ms, longest at {name}");
+        let sighting =
+            Sighting { kind: IncidentKind::Frozen, signal: signal.clone(), reporter: "reknitd".to_owned() };
+        self.suspect(ctx, sighting);
+        self.disturb(ctx, &signal);
+        true
+    }
+}

@@ -1,0 +1,319 @@
+//! One job: what is intended, what was observed, and what follows.
+//!
+//! Handlers record what an event says; `advance` then does whatever follows from what is known and from the time,
+//! until nothing more does. Every change of the layout takes one path, whatever its cause:
+//!
+//! `Closing` (everyone stops) -> `Planning` -> `Preparing` (everyone gets ready) -> commit -> `Running`
+//!
+//! and every failure on it leads back to `Closing`, under the next epoch, from what is held then.
+//!
+//! A member is accounted for when it answered `Quiesced` or is confirmed gone. One whose fence is not confirmed
+//! within the fence deadline (its agent is unreachable) is taken as lost all the same. That is safe without the
+//! confirmation: it never learns the ticket of a later epoch, so nobody speaks to it, and alone it can commit
+//! nothing, since a step's vote needs every member of its epoch (ONE-EPOCH).
+
+pub(crate) mod commit;
+pub(crate) mod ending;
+pub(crate) mod incidents;
+pub(crate) mod ledger;
+pub(crate) mod loss;
+pub(crate) mod rebuild;
+pub(crate) mod recover;
+pub(crate) mod rejoin;
+pub(crate) mod session;
+pub(crate) mod start;
+pub(crate) mod worker;
+
+use crate::cluster::Cluster;
+use crate::state::Ctx;
+use crate::{Command, JobRecord, Notice, Participant, Phase, StepVote, Time, Timeouts};
+use incidents::Incidents;
+use ledger::Ledger;
+use reknit_layout::{Epoch, GpuId, JobSpec, Place, Plan, Step, WorkerKey};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use worker::{Fate, Worker};
+
+#[derive(Debug, Clone)]
+pub(crate) struct Job {
+    pub(crate) record: JobRecord,
+    pub(crate) spec: Arc<JobSpec>,
+    pub(crate) stage: Stage,
+    /// Every worker that may be alive.
+    pub(crate) workers: BTreeMap<WorkerKey, Worker>,
+    pub(crate) incidents: Incidents,
+    pub(crate) ledger: Ledger,
+    /// The newest step seen committed, with its vote and loss.
+    pub(crate) committed: Step,
+    pub(crate) vote: Option<StepVote>,
+    /// GPUs whose last worker was lost: when, and how often in a row before it became a member.
+    pub(crate) losses: BTreeMap<GpuId, Loss>,
+    /// How often a worker was the reason why a preparation failed, since the last commit.
+    pub(crate) strikes: BTreeMap<WorkerKey, u32>,
+    /// How often replicated parameters differed, since the last commit.
+    pub(crate) digest_strikes: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Loss {
+    pub(crate) at: Time,
+    pub(crate) relapses: u32,
+}
+
+/// Where the job stands, with what only matters there. Its name for operators is the record's phase.
+#[derive(Debug, Clone)]
+pub(crate) enum Stage {
+    Pending,
+    /// After the deadline it starts with whoever is there.
+    Starting {
+        deadline: Option<Time>,
+    },
+    Running {
+        resume_step: Step,
+    },
+    Closing(Closing),
+    Planning(Planning),
+    Preparing(Preparing),
+    /// There was no plan for these members.
+    Waiting {
+        tried: BTreeMap<Place, WorkerKey>,
+    },
+    Draining {
+        not_before: Time,
+    },
+    Ended,
+    Rebuilding {
+        deadline: Time,
+    },
+}
+
+/// Everyone engaged in `epoch` is asked to stop.
+#[derive(Debug, Clone)]
+pub(crate) struct Closing {
+    pub(crate) epoch: Epoch,
+    /// True while a planned change waits for the step boundary; a loss turns it into false.
+    pub(crate) paused: bool,
+    pub(crate) reason: String,
+    /// Neither quiesced nor confirmed gone yet.
+    pub(crate) awaited: BTreeSet<WorkerKey>,
+    pub(crate) deadline: Option<Time>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Planning {
+    pub(crate) epoch: Epoch,
+    pub(crate) members: BTreeMap<Place, WorkerKey>,
+    /// Whose copies the plan may use.
+    pub(crate) holders: BTreeSet<WorkerKey>,
+    pub(crate) resume_step: Step,
+    pub(crate) vote: Option<StepVote>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Preparing {
+    pub(crate) epoch: Epoch,
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) members: BTreeSet<WorkerKey>,
+    pub(crate) participants: Arc<Vec<Participant>>,
+    pub(crate) resume_step: Step,
+    pub(crate) vote: Option<StepVote>,
+    pub(crate) ready: BTreeMap<WorkerKey, (Step, String)>,
+    pub(crate) deadline: Time,
+}
+
+impl Preparing {
+    pub(crate) fn involves(&self, worker: &WorkerKey) -> bool {
+        self.participants.iter().any(|p| p.worker == *worker)
+    }
+}
+
+impl Job {
+    pub(crate) fn new(record: JobRecord) -> Self {
+        Self {
+            spec: Arc::new(record.spec.clone()),
+            ledger: Ledger::new(record.spec.batch.global),
+            record,
+            stage: Stage::Pending,
+            workers: BTreeMap::new(),
+            incidents: Incidents::default(),
+            committed: Step(0),
+            vote: None,
+            losses: BTreeMap::new(),
+            strikes: BTreeMap::new(),
+            digest_strikes: 0,
+        }
+    }
+
+    /// Does what follows from what is known now. `taken`: GPUs of other jobs.
+    pub(crate) fn advance(&mut self, ctx: &mut Ctx<'_>, taken: &BTreeSet<GpuId>) {
+        self.expire_workers(ctx);
+        loop {
+            let moved = match &self.stage {
+                Stage::Pending => self.assign_places(ctx, taken),
+                Stage::Starting { deadline } => self.try_start(ctx, *deadline),
+                Stage::Running { .. } => self.watch(ctx),
+                Stage::Closing(_) => self.account(ctx),
+                Stage::Preparing(_) => self.tally(ctx),
+                Stage::Waiting { .. } => self.try_again(ctx),
+                Stage::Draining { not_before } => self.try_end_draining(ctx, *not_before),
+                Stage::Rebuilding { deadline } => self.rebuild(ctx, *deadline),
+                Stage::Planning(_) | Stage::Ended => false,
+            };
+            if !moved {
+                break;
+            }
+        }
+        self.start_missing(ctx);
+    }
+
+    pub(crate) fn next_deadline(&self, cluster: &Cluster, timeouts: &Timeouts) -> Option<Time> {
+        let stage = match &self.stage {
+            Stage::Starting { deadline } => *deadline,
+            Stage::Running { .. } => self.suspicion(timeouts).map(|(_, at)| at),
+            Stage::Closing(closing) => closing.deadline,
+            Stage::Preparing(preparing) => Some(preparing.deadline),
+            Stage::Draining { not_before } => self.workers.is_empty().then_some(*not_before),
+            Stage::Rebuilding { deadline } => Some(*deadline),
+            Stage::Pending | Stage::Planning(_) | Stage::Waiting { .. } | Stage::Ended => None,
+        };
+        let workers = self.workers.values().filter_map(Worker::deadline);
+        let starts = self.next_start(cluster, timeouts);
+        workers.chain(stage).chain(starts).min()
+    }
+
+    /// The epoch of the committed layout; 0 before the first.
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.record.layout.as_ref().map_or(Epoch(0), |layout| layout.epoch)
+    }
+
+    pub(crate) fn is_member(&self, worker: &WorkerKey) -> bool {
+        let layout = self.record.layout.as_ref();
+        layout.is_some_and(|layout| layout.place_of(worker).is_some())
+    }
+
+    /// The members of the committed layout.
+    pub(crate) fn members(&self) -> BTreeSet<WorkerKey> {
+        let layout = self.record.layout.iter();
+        layout.flat_map(|layout| layout.members().map(|(_, member)| member.worker.clone())).collect()
+    }
+
+    pub(crate) fn place_of_gpu(&self, gpu: &GpuId) -> Option<Place> {
+        let mut places = self.record.places.iter();
+        places.find(|(_, g)| *g == gpu).map(|(place, _)| *place)
+    }
+
+    /// "worker 0.0.1", for people.
+    pub(crate) fn name_of(&self, worker: &WorkerKey) -> String {
+        match self.place_of_gpu(&worker.gpu) {
+            Some(place) => format!("worker {place}"),
+            None => format!("worker {worker}"),
+        }
+    }
+
+    /// The worker on the GPU that may still be alive.
+    pub(crate) fn worker_on(&self, gpu: &GpuId) -> Option<(&WorkerKey, &Worker)> {
+        self.workers.iter().rfind(|(key, _)| key.gpu == *gpu)
+    }
+
+    /// Who can take part in a layout now: stopped (or new), reachable, on a GPU that may train.
+    pub(crate) fn candidates(&self, cluster: &Cluster) -> BTreeMap<Place, WorkerKey> {
+        let places = self.record.places.iter();
+        places
+            .filter(|(_, gpu)| cluster.may_train(gpu))
+            .filter_map(|(place, gpu)| self.worker_on(gpu).map(|(key, w)| (place, key, w)))
+            .filter(|(_, _, worker)| worker.can_prepare())
+            .map(|(place, key, _)| (*place, key.clone()))
+            .collect()
+    }
+
+    /// Whether some replica has `min_tensor` active slots in every stage.
+    pub(crate) fn viable<'a>(&self, places: impl Iterator<Item = &'a Place>) -> bool {
+        let mut degrees: BTreeMap<(u32, u32), u32> = BTreeMap::new();
+        for place in places {
+            *degrees.entry((place.replica.0, place.stage.0)).or_default() += 1;
+        }
+        let parallel = &self.spec.parallel;
+        (0..parallel.data).any(|replica| {
+            (0..parallel.pipeline).all(|stage| {
+                let degree = degrees.get(&(replica, stage)).copied().unwrap_or(0);
+                degree >= parallel.min_tensor.max(1)
+            })
+        })
+    }
+
+    pub(crate) fn persist(&self, ctx: &mut Ctx<'_>) {
+        ctx.out.push(Command::Persist(Box::new(self.record.clone())));
+    }
+
+    /// Changes the phase and tells people. Storing it is up to the caller.
+    pub(crate) fn set_phase(&mut self, ctx: &mut Ctx<'_>, phase: Phase, explanation: &str) {
+        if (self.record.phase, self.record.explanation.as_str()) == (phase, explanation) {
+            return;
+        }
+        self.record.phase = phase;
+        explanation.clone_into(&mut self.record.explanation);
+        ctx.notify(&self.record.name, Notice::Phase { phase, explanation: explanation.to_owned() });
+    }
+
+    /// The next epoch, stored before anyone hears of it: epochs never repeat (ONE-EPOCH).
+    pub(crate) fn reserve_epoch(&mut self, ctx: &mut Ctx<'_>) -> Epoch {
+        self.record.last_epoch.0 += 1;
+        self.persist(ctx);
+        self.record.last_epoch
+    }
+
+    pub(crate) fn note(&self, ctx: &mut Ctx<'_>, text: String) {
+        ctx.notify(&self.record.name, Notice::Note(text));
+    }
+
+    pub(crate) fn notify_worker(&self, ctx: &mut Ctx<'_>, key: &WorkerKey, state: &str) {
+        let Some(worker) = self.workers.get(key) else {
+            return;
+        };
+        let notice = Notice::Worker {
+            worker: key.clone(),
+            place: self.place_of_gpu(&key.gpu),
+            node: worker.node.clone(),
+            pid: worker.pid,
+            state: state.to_owned(),
+        };
+        ctx.notify(&self.record.name, notice);
+    }
+
+    /// Kills the worker through its agent; `WorkerExited` or the fence deadline ends it.
+    pub(crate) fn fence(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey) {
+        let deadline = ctx.now.after(ctx.timeouts.fence());
+        let Some(worker) = self.workers.get_mut(key) else {
+            return;
+        };
+        match worker.fate {
+            Fate::Fencing { .. } => return,
+            Fate::Alive | Fate::Stopping { .. } => worker.fate = Fate::Fencing { deadline },
+        }
+        ctx.out.push(Command::Fence {
+            node: worker.node.clone(),
+            job: self.record.name.clone(),
+            worker: key.clone(),
+        });
+    }
+
+    /// Asks the worker to leave; one that cannot hear it is killed.
+    pub(crate) fn stop_worker(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, reason: &str) {
+        let deadline = ctx.now.after(ctx.timeouts.stop());
+        let Some(worker) = self.workers.get_mut(key) else {
+            return;
+        };
+        match worker.fate {
+            Fate::Fencing { .. } | Fate::Stopping { .. } => {}
+            Fate::Alive if worker.session => {
+                worker.fate = Fate::Stopping { deadline };
+                ctx.out.push(Command::Stop {
+                    job: self.record.name.clone(),
+                    worker: key.clone(),
+                    reason: reason.to_owned(),
+                });
+            }
+            Fate::Alive => self.fence(ctx, key),
+        }
+    }
+}

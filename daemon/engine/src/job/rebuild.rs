@@ -1,0 +1,230 @@
+//! A new daemon: everybody is heard before anything is declared lost.
+
+use super::incidents::{Open, Sighting};
+use super::worker::{Completed, Worker, epoch_in_hand};
+use super::{Closing, Job, Stage};
+use crate::state::Ctx;
+use crate::{HealthClass, Incident, IncidentKind, JobRecord, Phase, Time, Timeouts, WorkerPhase};
+use reknit_layout::{GpuId, NodeName, WorkerKey};
+use std::collections::BTreeSet;
+
+impl Job {
+    /// A job as the store has it.
+    pub(crate) fn restored(
+        record: JobRecord,
+        incidents: Vec<Incident>,
+        now: Time,
+        timeouts: &Timeouts,
+    ) -> Self {
+        let phase = record.phase;
+        let mut job = Self::new(record);
+        if let Some(layout) = job.record.layout.clone() {
+            job.ledger.begin_epoch(&layout);
+        }
+        let deadline = now.after(timeouts.rebuild());
+        job.stage = match phase {
+            Phase::Stopped | Phase::Completed | Phase::Failed => Stage::Ended,
+            Phase::Draining => Stage::Draining { not_before: deadline },
+            Phase::Pending
+            | Phase::Starting
+            | Phase::Running
+            | Phase::Quiescing
+            | Phase::Resharding
+            | Phase::Waiting
+            | Phase::Rebuilding => {
+                job.record.phase = Phase::Rebuilding;
+                Stage::Rebuilding { deadline }
+            }
+        };
+        for incident in incidents {
+            if incident.recovered.is_none() && !phase.ended() {
+                job.incidents.open.push(Open { incident, worker: None });
+            } else {
+                job.incidents.ended.push(incident);
+            }
+        }
+        job
+    }
+
+    /// A worker that its agent has running and no daemon told this one of.
+    pub(crate) fn adopt(&mut self, now: Time, node: &NodeName, key: &WorkerKey, pid: u32) {
+        let mut worker = Worker::new(node.clone(), now);
+        worker.pid = pid;
+        worker.was_member = self.is_member(key);
+        self.workers.insert(key.clone(), worker);
+    }
+
+    /// Its plane failed: whatever it said before, it does not train any more.
+    pub(crate) fn mark_stopping(&mut self, key: &WorkerKey) {
+        let epoch = self.epoch();
+        self.observe_phase(key, WorkerPhase::Quiesced, epoch);
+    }
+
+    /// Nothing more is to be heard of the GPU's worker: it reported, or its agent says there is none.
+    fn heard_of(&self, ctx: &Ctx<'_>, gpu: &GpuId) -> bool {
+        match self.worker_on(gpu) {
+            Some((_, worker)) => worker.session,
+            None => ctx.cluster.gpu(gpu).is_some_and(|(_, node, _)| node.connected),
+        }
+    }
+
+    pub(crate) fn rebuild(&mut self, ctx: &mut Ctx<'_>, deadline: Time) -> bool {
+        let gpus: BTreeSet<GpuId> = match &self.record.layout {
+            Some(layout) => layout.members().map(|(_, member)| member.worker.gpu.clone()).collect(),
+            None => self.record.places.values().cloned().collect(),
+        };
+        let all_heard = gpus.iter().all(|gpu| self.heard_of(ctx, gpu));
+        if !all_heard && ctx.now < deadline {
+            return false;
+        }
+        if self.record.layout.is_some() && self.undisturbed() {
+            self.go_on(ctx);
+        } else if self.record.places.is_empty() {
+            self.stage = Stage::Pending;
+        } else {
+            self.recover_from_reports(ctx);
+        }
+        true
+    }
+
+    /// Every member trains, has trained to the end, or is ready for the committed layout.
+    fn undisturbed(&self) -> bool {
+        let epoch = self.epoch();
+        self.members().iter().all(|key| {
+            let worker = self.workers.get(key);
+            let state = worker.filter(|worker| worker.alive()).and_then(|worker| worker.state.as_ref());
+            state.is_some_and(|state| match state.phase {
+                WorkerPhase::Training | WorkerPhase::Completed => state.epoch == epoch,
+                WorkerPhase::Ready => state.ready_epoch == epoch,
+                WorkerPhase::Idle | WorkerPhase::Quiesced | WorkerPhase::Preparing => false,
+            })
+        })
+    }
+
+    /// Nothing happened to the training while no daemon was there.
+    fn go_on(&mut self, ctx: &mut Ctx<'_>) {
+        let members = self.members();
+        self.ledger.listen_late(self.committed);
+        self.set_phase(ctx, Phase::Running, "");
+        self.persist(ctx);
+        for key in &members {
+            let Some(worker) = self.workers.get_mut(key) else {
+                continue;
+            };
+            worker.last_progress = ctx.now;
+            worker.was_member = true;
+            worker.stopped = false;
+            match worker.state.as_ref().map(|state| state.phase) {
+                Some(WorkerPhase::Ready) => self.resume(ctx, key),
+                Some(WorkerPhase::Completed) => {
+                    worker.completed.get_or_insert(Completed { digest: None });
+                }
+                Some(
+                    WorkerPhase::Idle
+                    | WorkerPhase::Training
+                    | WorkerPhase::Quiesced
+                    | WorkerPhase::Preparing,
+                )
+                | None => {}
+            }
+        }
+        for open in &mut self.incidents.open {
+            open.incident
+                .epoch_after
+                .get_or_insert(self.record.layout.as_ref().map(|layout| layout.epoch).unwrap_or_default());
+        }
+        self.stage = Stage::Running { resume_step: self.committed };
+        self.end_strangers(ctx, &members);
+        self.expect_newcomers(ctx);
+    }
+
+    /// Workers with neither a place in the layout nor the chance to get one.
+    fn end_strangers(&mut self, ctx: &mut Ctx<'_>, members: &BTreeSet<WorkerKey>) {
+        let strangers: Vec<_> = self
+            .workers
+            .iter()
+            .filter(|(key, worker)| !members.contains(key) && worker.session && !worker.stopped)
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in strangers {
+            self.stop_worker(ctx, &key, "it has no place any more");
+        }
+    }
+
+    /// A change was under way, or somebody was lost meanwhile: everyone stops, then a new epoch is made of what is held.
+    fn recover_from_reports(&mut self, ctx: &mut Ctx<'_>) {
+        self.ledger.listen_late(self.committed);
+        let reason = "the daemon came back to an unfinished change";
+        self.set_phase(ctx, Phase::Quiescing, reason);
+        self.persist(ctx);
+        let present: BTreeSet<_> = self.workers.keys().cloned().collect();
+        let absent: Vec<_> = self.members().into_iter().filter(|member| !present.contains(member)).collect();
+        self.stage = Stage::Closing(Closing {
+            epoch: self.record.last_epoch,
+            paused: false,
+            reason: reason.to_owned(),
+            awaited: present.clone(),
+            deadline: Some(ctx.now.after(ctx.timeouts.quiesce())),
+        });
+        self.blame(ctx, &absent);
+        for key in &present {
+            self.stop_if_engaged(ctx, key, reason);
+        }
+        self.expect_newcomers(ctx);
+    }
+
+    /// Workers without a session that are no members have as long as any new one, and nobody waits for them.
+    fn expect_newcomers(&mut self, ctx: &Ctx<'_>) {
+        let members = self.members();
+        let joined_by = ctx.now.after(ctx.timeouts.start());
+        for (key, worker) in &mut self.workers {
+            if worker.session || members.contains(key) {
+                continue;
+            }
+            worker.joined_by = Some(joined_by);
+            if let Stage::Closing(closing) = &mut self.stage {
+                closing.awaited.remove(key);
+            }
+        }
+    }
+
+    fn blame(&mut self, ctx: &mut Ctx<'_>, absent: &[WorkerKey]) {
+        for key in absent {
+            let (kind, signal) = match ctx.cluster.gpu(&key.gpu) {
+                Some((_, _, gpu)) if gpu.health == HealthClass::Fatal => {
+                    (IncidentKind::GpuLost, gpu.cause.as_str())
+                }
+                Some((_, node, _)) if node.connected => {
+                    (IncidentKind::WorkerExited, "was gone when the daemon came back")
+                }
+                Some(_) | None => {
+                    (IncidentKind::NodeLost, "neither it nor its agent reported to the new daemon in time")
+                }
+            };
+            let sighting = Sighting { kind, signal: signal.to_owned(), reporter: "reknitd".to_owned() };
+            self.accuse(ctx, key, sighting);
+        }
+        if self.record.ever_committed {
+            let sighting = Sighting {
+                kind: IncidentKind::PlaneFailed,
+                signal: "members had stopped when the daemon came back".to_owned(),
+                reporter: "reknitd".to_owned(),
+            };
+            self.suspect(ctx, sighting);
+        }
+    }
+
+    fn stop_if_engaged(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, reason: &str) {
+        let Some(state) = self.workers.get(key).and_then(|worker| worker.state.clone()) else {
+            return;
+        };
+        match state.phase {
+            WorkerPhase::Idle | WorkerPhase::Quiesced | WorkerPhase::Completed => {
+                self.quiesced(ctx, key, state);
+            }
+            WorkerPhase::Training | WorkerPhase::Preparing | WorkerPhase::Ready => {
+                self.send_close(ctx, key, epoch_in_hand(&state), reason);
+            }
+        }
+    }
+}

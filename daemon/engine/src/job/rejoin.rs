@@ -1,0 +1,76 @@
+//! Planned changes of a running job: GPUs that come back, GPUs that leave.
+
+use super::{Job, Stage};
+use crate::state::Ctx;
+use reknit_layout::{GpuId, Place, WorkerKey};
+use std::collections::BTreeMap;
+
+impl Job {
+    /// Everything a running job looks at.
+    pub(crate) fn watch(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        self.try_complete(ctx) || self.check_progress(ctx) || self.try_change(ctx)
+    }
+
+    /// Pauses the members when somebody can join or must leave. One change at a time: the next waits for the first
+    /// step after the one before, so that each has its own record.
+    fn try_change(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        match &self.stage {
+            Stage::Running { .. } => {}
+            Stage::Pending
+            | Stage::Starting { .. }
+            | Stage::Closing(_)
+            | Stage::Planning(_)
+            | Stage::Preparing(_)
+            | Stage::Waiting { .. }
+            | Stage::Draining { .. }
+            | Stage::Ended
+            | Stage::Rebuilding { .. } => return false,
+        }
+        let finishing = self.workers.values().any(|w| w.completed.is_some());
+        if finishing || !self.incidents.open.is_empty() {
+            return false;
+        }
+        let now: BTreeMap<Place, WorkerKey> = self
+            .record
+            .layout
+            .iter()
+            .flat_map(|layout| layout.members())
+            .map(|(place, member)| (place, member.worker.clone()))
+            .collect();
+        let mut then = self.candidates(ctx.cluster);
+        for (place, worker) in &now {
+            if ctx.cluster.may_train(&worker.gpu) {
+                then.insert(*place, worker.clone());
+            }
+        }
+        let joining: Vec<GpuId> = then
+            .iter()
+            .filter(|(place, _)| !now.contains_key(place))
+            .map(|(_, worker)| worker.gpu.clone())
+            .collect();
+        let leaving: Vec<GpuId> = now
+            .iter()
+            .filter(|(place, _)| !then.contains_key(place))
+            .map(|(_, worker)| worker.gpu.clone())
+            .collect();
+        // A drain that would stop the job waits until it would not.
+        let changes = !joining.is_empty() || !leaving.is_empty();
+        if !changes || !self.viable(then.keys()) {
+            return false;
+        }
+        for gpu in &joining {
+            self.plan_change(ctx, gpu, "gpu returned");
+        }
+        for gpu in &leaving {
+            let cause = ctx.cluster.gpu(gpu).map(|(_, _, gpu)| gpu.cause.as_str());
+            let signal = match cause {
+                Some(cause) if !ctx.cluster.drained.contains(gpu) => format!("drain: {cause}"),
+                Some(_) | None => "drain".to_owned(),
+            };
+            self.plan_change(ctx, gpu, &signal);
+        }
+        let reason = if leaving.is_empty() { "a GPU returned" } else { "a GPU is drained" };
+        self.pause(ctx, reason);
+        true
+    }
+}

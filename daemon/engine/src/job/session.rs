@@ -1,0 +1,227 @@
+//! A worker's session: it comes and goes without disturbing training, and on its return views are compared.
+
+use super::incidents::Sighting;
+use super::worker::{Completed, Worker, epoch_in_hand};
+use super::{Job, Stage};
+use crate::state::Ctx;
+use crate::{Command, Endpoint, IncidentKind, JobName, WorkerPhase, WorkerState};
+use reknit_layout::{NodeName, WorkerKey};
+
+impl Job {
+    pub(crate) fn worker_spawned(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, pid: u32) {
+        if let Some(worker) = self.workers.get_mut(key) {
+            worker.pid = pid;
+            self.notify_worker(ctx, key, "started");
+        }
+    }
+
+    pub(crate) fn disconnected(&mut self, key: &WorkerKey) {
+        if let Some(worker) = self.workers.get_mut(key) {
+            worker.session = false;
+        }
+    }
+
+    pub(crate) fn progress(&mut self, ctx: &Ctx<'_>, key: &WorkerKey) {
+        if let Some(worker) = self.workers.get_mut(key) {
+            worker.last_progress = ctx.now;
+        }
+    }
+
+    /// Whether a worker nothing is known of may be one that an earlier daemon started.
+    pub(crate) fn plausible(&self, key: &WorkerKey) -> bool {
+        let rebuilding = match &self.stage {
+            Stage::Rebuilding { .. } => true,
+            Stage::Pending
+            | Stage::Starting { .. }
+            | Stage::Running { .. }
+            | Stage::Closing(_)
+            | Stage::Planning(_)
+            | Stage::Preparing(_)
+            | Stage::Waiting { .. }
+            | Stage::Draining { .. }
+            | Stage::Ended => false,
+        };
+        rebuilding && self.place_of_gpu(&key.gpu).is_some() && key.incarnation <= self.record.last_incarnation
+    }
+
+    /// False when the worker is none of this job: a zombie.
+    pub(crate) fn connected(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        key: &WorkerKey,
+        node: &NodeName,
+        endpoint: Endpoint,
+        pid: u32,
+        state: WorkerState,
+    ) -> bool {
+        if !self.workers.contains_key(key) {
+            if !self.plausible(key) {
+                return false;
+            }
+            let worker = Worker::new(node.clone(), ctx.now);
+            self.workers.insert(key.clone(), worker);
+        }
+        self.learn_committed(key, &state);
+        let member = self.is_member(key);
+        let Some(worker) = self.workers.get_mut(key) else {
+            return false;
+        };
+        worker.endpoint = Some(endpoint);
+        worker.pid = pid;
+        worker.session = true;
+        worker.joined_by = None;
+        worker.last_progress = ctx.now;
+        worker.was_member |= member;
+        if !worker.alive() {
+            self.repeat_end(ctx, key);
+            return true;
+        }
+        if state.phase == WorkerPhase::Idle {
+            worker.stopped = true;
+        }
+        worker.state.get_or_insert_with(|| state.clone());
+        self.reconcile(ctx, key, state);
+        if let Some(worker) = self.workers.get(key) {
+            self.notify_worker(ctx, key, worker.describe());
+        }
+        true
+    }
+
+    /// Its agent's list of running workers: who is not on it and does not speak for itself has ended meanwhile.
+    pub(crate) fn agent_listed(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        node: &NodeName,
+        listed: &[(JobName, WorkerKey, u32)],
+    ) {
+        let runs =
+            |key: &WorkerKey| listed.iter().any(|(job, worker, _)| *job == self.record.name && worker == key);
+        let on_node = self.workers.iter().filter(|(_, w)| w.node == *node);
+        let (there, away): (Vec<_>, Vec<_>) = on_node.partition(|(key, _)| runs(key));
+        let again: Vec<_> =
+            there.into_iter().filter(|(_, worker)| worker.fencing()).map(|(key, _)| key.clone()).collect();
+        let ended: Vec<_> =
+            away.into_iter().filter(|(_, worker)| !worker.session).map(|(key, _)| key.clone()).collect();
+        for worker in again {
+            ctx.out.push(Command::Fence { node: node.clone(), job: self.record.name.clone(), worker });
+        }
+        for key in ended {
+            let sighting = Sighting {
+                kind: IncidentKind::WorkerExited,
+                signal: "had ended when its agent came back".to_owned(),
+                reporter: format!("agent of {node}"),
+            };
+            self.gone(ctx, &key, sighting);
+        }
+    }
+
+    /// It was told to leave, or is being killed, and speaks again.
+    fn repeat_end(&self, ctx: &mut Ctx<'_>, key: &WorkerKey) {
+        ctx.out.push(Command::Stop {
+            job: self.record.name.clone(),
+            worker: key.clone(),
+            reason: "it has no place any more".to_owned(),
+        });
+    }
+
+    /// What it says of itself against what it was told.
+    fn reconcile(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, state: WorkerState) {
+        match &self.stage {
+            Stage::Running { .. } if self.is_member(key) => self.reconcile_member(ctx, key, state),
+            Stage::Running { .. } | Stage::Starting { .. } | Stage::Waiting { .. } => {
+                self.keep_stopped(ctx, key, state);
+            }
+            Stage::Planning(_) => self.keep_stopped(ctx, key, state),
+            Stage::Closing(closing) if closing.awaited.contains(key) => {
+                let (epoch, paused) = (closing.epoch, closing.paused);
+                let reason = closing.reason.clone();
+                match state.phase {
+                    WorkerPhase::Quiesced | WorkerPhase::Completed | WorkerPhase::Idle => {
+                        self.quiesced(ctx, key, state);
+                    }
+                    WorkerPhase::Training if paused => self.send_pause(ctx, key, epoch),
+                    WorkerPhase::Training | WorkerPhase::Preparing | WorkerPhase::Ready => {
+                        self.send_close(ctx, key, epoch_in_hand(&state), &reason);
+                    }
+                }
+            }
+            Stage::Closing(_) => {}
+            Stage::Preparing(preparing) if preparing.involves(key) => {
+                let counted = preparing.ready.contains_key(key);
+                let same = state.ready_epoch == preparing.epoch;
+                match state.phase {
+                    WorkerPhase::Preparing if same => {}
+                    WorkerPhase::Ready if same && counted => {}
+                    // Its Ready was lost with the old session, and with it the digest: once more under a new epoch.
+                    WorkerPhase::Ready if same => {
+                        self.suspect_plane(ctx, key, "its session ended while it got ready");
+                    }
+                    WorkerPhase::Idle
+                    | WorkerPhase::Quiesced
+                    | WorkerPhase::Completed
+                    | WorkerPhase::Preparing
+                    | WorkerPhase::Ready
+                    | WorkerPhase::Training => {
+                        let preparing = preparing.clone();
+                        self.send_prepare(ctx, key, &preparing);
+                    }
+                }
+            }
+            Stage::Preparing(_) => {}
+            Stage::Rebuilding { .. } => {
+                if let Some(worker) = self.workers.get_mut(key) {
+                    worker.state = Some(state);
+                }
+            }
+            Stage::Draining { .. } => self.stop_worker(ctx, key, "the job is stopped"),
+            Stage::Ended => self.stop_worker(ctx, key, "the job has ended"),
+            Stage::Pending => {}
+        }
+    }
+
+    /// Somebody without a part in a layout: new, or stopped and waiting. Anything else of it is over.
+    fn keep_stopped(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, state: WorkerState) {
+        match state.phase {
+            WorkerPhase::Idle | WorkerPhase::Quiesced | WorkerPhase::Completed => {}
+            WorkerPhase::Training | WorkerPhase::Preparing | WorkerPhase::Ready => {
+                self.send_close(ctx, key, epoch_in_hand(&state), "this epoch is over for the worker");
+            }
+        }
+        if let Some(worker) = self.workers.get_mut(key) {
+            worker.state = Some(state);
+        }
+    }
+
+    fn reconcile_member(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, state: WorkerState) {
+        let epoch = self.epoch();
+        match state.phase {
+            WorkerPhase::Training if state.epoch == epoch => {}
+            WorkerPhase::Completed if state.epoch == epoch => {
+                if let Some(worker) = self.workers.get_mut(key) {
+                    worker.completed.get_or_insert(Completed { digest: None });
+                }
+            }
+            WorkerPhase::Ready if state.ready_epoch == epoch => self.resume(ctx, key),
+            WorkerPhase::Idle
+            | WorkerPhase::Training
+            | WorkerPhase::Quiesced
+            | WorkerPhase::Preparing
+            | WorkerPhase::Ready
+            | WorkerPhase::Completed => {
+                let phase = state.phase;
+                self.suspect_plane(ctx, key, "it came back without training");
+                match phase {
+                    WorkerPhase::Idle | WorkerPhase::Quiesced | WorkerPhase::Completed => {
+                        self.quiesced(ctx, key, state);
+                    }
+                    WorkerPhase::Training | WorkerPhase::Preparing | WorkerPhase::Ready => {
+                        let own = epoch_in_hand(&state);
+                        if own != epoch {
+                            self.send_close(ctx, key, own, "this epoch is over");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! From a job file to the first epoch.
+
+use super::worker::Worker;
+use super::{Job, Stage};
+use crate::cluster::Cluster;
+use crate::state::Ctx;
+use crate::{Command, Phase, Time, Timeouts};
+use reknit_layout::{GpuId, NodeName, Place, WorkerKey};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Gives every nominal place a GPU: each group inside one node, nodes in name order, GPUs by index.
+///
+/// # Errors
+/// Says what is missing, for operators.
+fn nominal_places(
+    job: &Job,
+    cluster: &Cluster,
+    taken: &BTreeSet<GpuId>,
+) -> Result<BTreeMap<Place, GpuId>, String> {
+    let parallel = &job.spec.parallel;
+    let tensor = parallel.tensor as usize;
+    let mut groups: Vec<Vec<GpuId>> = Vec::new();
+    let mut free = 0;
+    for node in cluster.nodes.values() {
+        let mut gpus: Vec<_> = node
+            .gpus
+            .iter()
+            .filter(|(gpu, _)| cluster.may_start(gpu).is_some() && !taken.contains(gpu))
+            .map(|(gpu, found)| (found.index, gpu.clone()))
+            .collect();
+        gpus.sort();
+        free += gpus.len();
+        let whole = gpus.chunks_exact(tensor.max(1));
+        groups.extend(whole.map(|group| group.iter().map(|(_, gpu)| gpu.clone()).collect()));
+    }
+    let needed = (parallel.data * parallel.pipeline) as usize;
+    if groups.len() < needed {
+        let found = groups.len();
+        return Err(format!(
+            "needs {needed} groups of {tensor} healthy GPUs, each inside one node; the connected agents offer \
+             {found} ({free} free healthy GPUs): start more agents or wait for GPUs to become free"
+        ));
+    }
+    let names =
+        (0..parallel.data).flat_map(|replica| (0..parallel.pipeline).map(move |stage| (replica, stage)));
+    let mut places = BTreeMap::new();
+    for ((replica, stage), group) in names.zip(groups) {
+        for (slot, gpu) in (0u32..).zip(group) {
+            places.insert(Place::new(replica, stage, slot), gpu);
+        }
+    }
+    Ok(places)
+}
+
+impl Job {
+    pub(crate) fn assign_places(&mut self, ctx: &mut Ctx<'_>, taken: &BTreeSet<GpuId>) -> bool {
+        match nominal_places(self, ctx.cluster, taken) {
+            Ok(places) => {
+                self.record.places = places;
+                self.enter_starting(ctx);
+                true
+            }
+            Err(missing) => {
+                self.set_phase(ctx, Phase::Pending, &missing);
+                false
+            }
+        }
+    }
+
+    /// The workers are started by [`Job::start_missing`], which also stores the record.
+    pub(crate) fn enter_starting(&mut self, ctx: &mut Ctx<'_>) {
+        self.stage = Stage::Starting { deadline: Some(ctx.now.after(ctx.timeouts.start())) };
+        self.set_phase(ctx, Phase::Starting, "");
+    }
+
+    /// Starts when everyone is there, or after the deadline with those who are.
+    pub(crate) fn try_start(&mut self, ctx: &mut Ctx<'_>, deadline: Option<Time>) -> bool {
+        let candidates = self.candidates(ctx.cluster);
+        let late = deadline.is_none_or(|deadline| ctx.now >= deadline);
+        let all = candidates.len() == self.record.places.len();
+        if all || (late && self.viable(candidates.keys())) {
+            self.plan(ctx);
+            return true;
+        }
+        if late {
+            self.stage = Stage::Starting { deadline: None };
+            let (found, places) = (candidates.len(), self.record.places.len());
+            let explanation = format!(
+                "{found} of {places} workers came up, too few to train: see the agents' and workers' logs"
+            );
+            self.set_phase(ctx, Phase::Starting, &explanation);
+        }
+        false
+    }
+
+    /// Starts a worker for every place that has none and may, once its hold is over.
+    pub(crate) fn start_missing(&mut self, ctx: &mut Ctx<'_>) {
+        let due: Vec<_> = self
+            .startable(ctx.cluster, ctx.timeouts)
+            .into_iter()
+            .filter(|(_, _, at)| *at <= ctx.now)
+            .map(|(gpu, node, _)| (gpu, node))
+            .collect();
+        if due.is_empty() {
+            return;
+        }
+        let first = self.record.last_incarnation.0 + 1;
+        self.record.last_incarnation.0 += due.len() as u64;
+        self.persist(ctx);
+        for (incarnation, (gpu, node)) in (first..).zip(due) {
+            let key = WorkerKey { gpu, incarnation: reknit_layout::Incarnation(incarnation) };
+            let mut worker = Worker::new(node.clone(), ctx.now);
+            worker.joined_by = Some(ctx.now.after(ctx.timeouts.start()));
+            ctx.out.push(Command::Spawn { node, job: self.record.name.clone(), worker: key.clone() });
+            self.workers.insert(key, worker);
+        }
+    }
+
+    pub(crate) fn next_start(&self, cluster: &Cluster, timeouts: &Timeouts) -> Option<Time> {
+        let startable = self.startable(cluster, timeouts);
+        startable.into_iter().map(|(_, _, at)| at).min()
+    }
+
+    /// GPUs of places without a worker where one may be started, and when.
+    fn startable(&self, cluster: &Cluster, timeouts: &Timeouts) -> Vec<(GpuId, NodeName, Time)> {
+        match &self.stage {
+            Stage::Starting { .. } | Stage::Running { .. } | Stage::Waiting { .. } => {}
+            // A start would only disturb a change under way, or nothing more shall start.
+            Stage::Pending
+            | Stage::Closing(_)
+            | Stage::Planning(_)
+            | Stage::Preparing(_)
+            | Stage::Draining { .. }
+            | Stage::Ended
+            | Stage::Rebuilding { .. } => return Vec::new(),
+        }
+        let empty = self.record.places.values().filter(|gpu| self.worker_on(gpu).is_none());
+        empty
+            .filter_map(|gpu| {
+                let (node, fit_since) = cluster.may_start(gpu)?;
+                let at = match self.losses.get(gpu) {
+                    Some(loss) => loss.at.max(fit_since).after(timeouts.rejoin_hold_after(loss.relapses)),
+                    None => fit_since,
+                };
+                Some((gpu.clone(), node.clone(), at))
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,113 @@
+//! What is known of one worker process.
+
+use crate::{Endpoint, Time, WorkerPhase, WorkerState};
+use reknit_layout::NodeName;
+
+#[derive(Debug, Clone)]
+pub(crate) struct Worker {
+    pub(crate) node: NodeName,
+    /// 0 until its agent said.
+    pub(crate) pid: u32,
+    pub(crate) fate: Fate,
+    pub(crate) session: bool,
+    /// Until when its first session must open; `None` once it did.
+    pub(crate) joined_by: Option<Time>,
+    pub(crate) endpoint: Option<Endpoint>,
+    /// It was a member of a committed layout.
+    pub(crate) was_member: bool,
+    /// The last state it reported.
+    pub(crate) state: Option<WorkerState>,
+    /// It has stopped under the state above, or is new and holds nothing: it can be prepared.
+    pub(crate) stopped: bool,
+    pub(crate) last_progress: Time,
+    pub(crate) completed: Option<Completed>,
+}
+
+/// What the engine wants of it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Fate {
+    Alive,
+    /// Told to leave; fenced after the deadline.
+    Stopping {
+        deadline: Time,
+    },
+    /// Being killed; taken as gone after the deadline.
+    Fencing {
+        deadline: Time,
+    },
+}
+
+/// All steps are committed. The digest is unknown when only a new session said so.
+#[derive(Debug, Clone)]
+pub(crate) struct Completed {
+    pub(crate) digest: Option<String>,
+}
+
+impl Worker {
+    pub(crate) fn new(node: NodeName, now: Time) -> Self {
+        Self {
+            node,
+            pid: 0,
+            fate: Fate::Alive,
+            session: false,
+            joined_by: None,
+            endpoint: None,
+            was_member: false,
+            state: None,
+            stopped: false,
+            last_progress: now,
+            completed: None,
+        }
+    }
+
+    pub(crate) fn alive(&self) -> bool {
+        match self.fate {
+            Fate::Alive => true,
+            Fate::Stopping { .. } | Fate::Fencing { .. } => false,
+        }
+    }
+
+    pub(crate) fn fencing(&self) -> bool {
+        match self.fate {
+            Fate::Fencing { .. } => true,
+            Fate::Alive | Fate::Stopping { .. } => false,
+        }
+    }
+
+    /// A short loss of its session does not matter: orders are sent again when it is back.
+    pub(crate) fn can_prepare(&self) -> bool {
+        self.alive() && self.stopped && self.endpoint.is_some()
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Time> {
+        match self.fate {
+            Fate::Alive => self.joined_by,
+            Fate::Stopping { deadline } | Fate::Fencing { deadline } => Some(deadline),
+        }
+    }
+
+    /// For people.
+    pub(crate) fn describe(&self) -> &'static str {
+        match (self.fate, self.state.as_ref().map(|state| state.phase)) {
+            (Fate::Stopping { .. }, _) => "stopping",
+            (Fate::Fencing { .. }, _) => "being killed",
+            (Fate::Alive, None) => "starting",
+            (Fate::Alive, Some(WorkerPhase::Idle)) => "idle",
+            (Fate::Alive, Some(WorkerPhase::Training)) => "training",
+            (Fate::Alive, Some(WorkerPhase::Quiesced)) => "quiesced",
+            (Fate::Alive, Some(WorkerPhase::Preparing)) => "preparing",
+            (Fate::Alive, Some(WorkerPhase::Ready)) => "ready",
+            (Fate::Alive, Some(WorkerPhase::Completed)) => "completed",
+        }
+    }
+}
+
+/// The epoch that a worker in this state would have to give up.
+pub(crate) fn epoch_in_hand(state: &WorkerState) -> reknit_layout::Epoch {
+    match state.phase {
+        WorkerPhase::Preparing | WorkerPhase::Ready => state.ready_epoch,
+        WorkerPhase::Idle | WorkerPhase::Training | WorkerPhase::Quiesced | WorkerPhase::Completed => {
+            state.epoch
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! What an operator may not do now, asked before the event is sent.
+
+use crate::{JobName, Phase, State};
+use reknit_layout::{GpuId, JobSpec};
+
+/// Why a wish is refused, in words for the operator.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("{0}")]
+    AlreadyExists(String),
+    #[error("{0}")]
+    NotFound(String),
+    #[error("{0}")]
+    FailedPrecondition(String),
+}
+
+impl State {
+    pub fn refuse_submit(&self, spec: &JobSpec) -> Option<Refusal> {
+        let job = self.jobs.get(&JobName(spec.name.clone()))?;
+        let phase = job.record.phase;
+        let name = &spec.name;
+        (!phase.ended()).then(|| {
+            Refusal::AlreadyExists(format!(
+                "job `{name}` is there already ({phase:?}): stop it first, or choose another name"
+            ))
+        })
+    }
+
+    pub fn refuse_stop(&self, name: &JobName) -> Option<Refusal> {
+        let Some(job) = self.jobs.get(name) else {
+            return Some(Refusal::NotFound(format!("no job `{name}`: see the list of jobs")));
+        };
+        match job.record.phase {
+            Phase::Stopped | Phase::Completed | Phase::Failed => {
+                Some(Refusal::FailedPrecondition(format!("job `{name}` has ended already")))
+            }
+            Phase::Draining => {
+                Some(Refusal::FailedPrecondition(format!("job `{name}` is being stopped already")))
+            }
+            Phase::Pending
+            | Phase::Starting
+            | Phase::Running
+            | Phase::Quiescing
+            | Phase::Resharding
+            | Phase::Waiting
+            | Phase::Rebuilding => None,
+        }
+    }
+
+    pub fn refuse_drain(&self, gpu: &GpuId) -> Option<Refusal> {
+        if self.cluster.gpu(gpu).is_none() {
+            return Some(unknown(gpu));
+        }
+        if self.cluster.drained.contains(gpu) {
+            return Some(Refusal::FailedPrecondition(format!("GPU {gpu} is drained already")));
+        }
+        let job =
+            self.jobs.values().find(|job| !job.record.phase.ended() && job.place_of_gpu(gpu).is_some())?;
+        let layout = job.record.layout.as_ref()?;
+        let others = layout
+            .members()
+            .filter(|(_, m)| m.worker.gpu != *gpu && self.cluster.may_train(&m.worker.gpu))
+            .map(|(place, _)| place)
+            .collect::<Vec<_>>();
+        let name = &job.record.name;
+        (!job.viable(others.iter())).then(|| {
+            Refusal::FailedPrecondition(format!(
+                "without GPU {gpu} no replica of job `{name}` has min_tensor active slots: stop the job, or \
+                 bring other GPUs back first"
+            ))
+        })
+    }
+
+    pub fn refuse_restore(&self, gpu: &GpuId) -> Option<Refusal> {
+        if self.cluster.drained.contains(gpu) {
+            None
+        } else if self.cluster.gpu(gpu).is_none() {
+            Some(unknown(gpu))
+        } else {
+            Some(Refusal::FailedPrecondition(format!("GPU {gpu} is not drained")))
+        }
+    }
+}
+
+fn unknown(gpu: &GpuId) -> Refusal {
+    Refusal::NotFound(format!("no connected agent has a GPU {gpu}: see the list of nodes"))
+}

@@ -1,0 +1,304 @@
+//! The one transition function.
+
+use crate::cluster::Cluster;
+use crate::job::Job;
+use crate::job::commit::CommittedStep;
+use crate::state::{Ctx, State};
+use crate::{Command, Event, GpuReport, HealthClass, Incident, JobName, JobRecord, Phase, Time, Timeouts};
+use reknit_layout::{GpuId, JobSpec, NodeName, WorkerKey};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Takes in one event, seen at `now`, and returns what is to be done, in order.
+///
+/// Events of one session must come in the order they were sent, and all of an ended session before the
+/// `Disconnected` that ends it. Events about unknown jobs and workers are answered by ending those workers.
+pub fn step(state: &mut State, now: Time, event: Event) -> Vec<Command> {
+    let mut engine = Engine {
+        now,
+        timeouts: &state.timeouts,
+        cluster: &mut state.cluster,
+        jobs: &mut state.jobs,
+        out: Vec::new(),
+        later: Vec::new(),
+    };
+    engine.take_in(event);
+    engine.expire_leases();
+    engine.advance();
+    let mut commands = engine.out;
+    commands.extend(engine.later);
+    commands
+}
+
+struct Engine<'a> {
+    now: Time,
+    timeouts: &'a Timeouts,
+    cluster: &'a mut Cluster,
+    jobs: &'a mut BTreeMap<JobName, Job>,
+    out: Vec<Command>,
+    later: Vec<Command>,
+}
+
+impl Engine<'_> {
+    /// Runs `act` on the job, if there is one of that name.
+    fn on<R>(&mut self, name: &JobName, act: impl FnOnce(&mut Job, &mut Ctx<'_>) -> R) -> Option<R> {
+        let job = self.jobs.get_mut(name)?;
+        let mut ctx = Ctx {
+            now: self.now,
+            timeouts: self.timeouts,
+            cluster: self.cluster,
+            out: std::mem::take(&mut self.out),
+            later: std::mem::take(&mut self.later),
+        };
+        let result = act(job, &mut ctx);
+        (self.out, self.later) = (ctx.out, ctx.later);
+        Some(result)
+    }
+
+    fn on_each(&mut self, mut act: impl FnMut(&mut Job, &mut Ctx<'_>)) {
+        let names: Vec<_> = self.jobs.keys().cloned().collect();
+        for name in names {
+            self.on(&name, &mut act);
+        }
+    }
+
+    fn take_in(&mut self, event: Event) {
+        match event {
+            Event::Started { jobs, incidents } => self.started(jobs, incidents),
+            Event::AgentConnected { node, gpus, workers } => self.agent_connected(&node, &gpus, workers),
+            Event::AgentDisconnected { node } => {
+                let lease = self.now.after(self.timeouts.lease());
+                if let Some(node) = self.cluster.nodes.get_mut(&node) {
+                    node.connected = false;
+                    node.lease = Some(lease);
+                }
+            }
+            Event::HealthChanged { node, gpu, health, cause, shards_readable: _ } => {
+                self.health_changed(&node, &gpu, health, &cause)
+            }
+            Event::WorkerSpawned { node: _, job, worker, pid } => {
+                self.on(&job, |job, ctx| job.worker_spawned(ctx, &worker, pid));
+            }
+            Event::WorkerExited { node, job, worker, exit } => {
+                self.on(&job, |job, ctx| job.exited(ctx, &node, &worker, exit));
+            }
+            Event::WorkerConnected { job, worker, node, endpoint, pid, state } => {
+                let known =
+                    self.on(&job, |job, ctx| job.connected(ctx, &worker, &node, endpoint, pid, state));
+                if known != Some(true) {
+                    self.end_zombie(node, job, worker);
+                }
+            }
+            Event::WorkerDisconnected { job, worker } => {
+                self.on(&job, |job, _| job.disconnected(&worker));
+            }
+            Event::PlaneFailed { job, worker, epoch, peer: _, reason, timed_out: _ } => {
+                self.on(&job, |job, ctx| {
+                    job.plane_failed(ctx, &worker, epoch, &reason);
+                });
+            }
+            Event::Quiesced { job, worker, state } => {
+                self.on(&job, |job, ctx| job.quiesced(ctx, &worker, state));
+            }
+            Event::Ready { job, worker, epoch, step, replicated_digest, bytes_received: _ } => {
+                self.on(&job, |job, _| {
+                    job.ready(&worker, epoch, step, replicated_digest);
+                });
+            }
+            Event::PrepareFailed { job, worker, epoch, peer, reason } => {
+                self.on(&job, |job, ctx| {
+                    job.prepare_failed(ctx, &worker, epoch, peer.as_ref(), &reason);
+                });
+            }
+            Event::Committed {
+                job,
+                worker,
+                epoch,
+                step,
+                vote,
+                first_sample,
+                samples,
+                step_ms,
+                tokens,
+                rolled_forward,
+            } => {
+                let report = CommittedStep {
+                    epoch,
+                    step,
+                    vote,
+                    first_sample,
+                    samples,
+                    step_ms,
+                    tokens,
+                    rolled_forward,
+                };
+                self.on(&job, |job, ctx| job.step_committed(ctx, &worker, report));
+            }
+            Event::Progress { job, worker, epoch: _, step: _, ticks: _ } => {
+                self.on(&job, |job, ctx| job.progress(ctx, &worker));
+            }
+            Event::Completed { job, worker, epoch, step, replicated_digest } => {
+                self.on(&job, |job, _| {
+                    job.completed(&worker, epoch, step, replicated_digest);
+                });
+            }
+            Event::Planned { job, epoch, result } => {
+                self.on(&job, |job, ctx| job.on_planned(ctx, epoch, result));
+            }
+            Event::Submit { spec } => self.submit(*spec),
+            Event::StopJob { job } => {
+                self.on(&job, |job, ctx| job.stop(ctx));
+            }
+            Event::DrainGpu { gpu } => {
+                self.cluster.drained.insert(gpu);
+                self.store_drained();
+            }
+            Event::RestoreGpu { gpu } => {
+                self.cluster.drained.remove(&gpu);
+                self.store_drained();
+            }
+            Event::Tick => {}
+        }
+    }
+
+    fn started(&mut self, jobs: Vec<JobRecord>, incidents: Vec<Incident>) {
+        for record in jobs {
+            self.cluster.drained.extend(record.drained.iter().cloned());
+            let name = record.name.clone();
+            let own = incidents.iter().filter(|incident| incident.job == name);
+            let job = Job::restored(record, own.cloned().collect(), self.now, self.timeouts);
+            self.jobs.insert(name, job);
+        }
+    }
+
+    fn agent_connected(
+        &mut self,
+        node: &NodeName,
+        gpus: &[GpuReport],
+        workers: Vec<(JobName, WorkerKey, u32)>,
+    ) {
+        self.cluster.agent_connected(self.now, node, gpus);
+        let now = self.now;
+        for report in gpus {
+            if report.health == HealthClass::Fatal {
+                self.on_each(|job, ctx| job.gpu_lost(ctx, node, &report.gpu, &report.cause));
+            }
+        }
+        self.on_each(|job, ctx| job.agent_listed(ctx, node, &workers));
+        for (name, key, pid) in workers {
+            let known = self.on(&name, |job, _| {
+                let plausible = job.plausible(&key);
+                match job.workers.get_mut(&key) {
+                    Some(worker) => worker.pid = pid,
+                    None if plausible => job.adopt(now, node, &key, pid),
+                    None => return false,
+                }
+                true
+            });
+            if known != Some(true) {
+                self.out.push(Command::Fence { node: node.clone(), job: name, worker: key });
+            }
+        }
+    }
+
+    fn health_changed(&mut self, node: &NodeName, gpu: &GpuId, health: HealthClass, cause: &str) {
+        let known = self.cluster.health_changed(self.now, node, gpu, health, cause);
+        if !known {
+            return;
+        }
+        match health {
+            HealthClass::Fatal => {
+                self.on_each(|job, ctx| job.gpu_lost(ctx, node, gpu, cause));
+            }
+            HealthClass::Predict | HealthClass::Unknown => {
+                let text = format!("GPU {gpu} on {node}: {cause}");
+                self.on_each(|job, ctx| {
+                    if job.place_of_gpu(gpu).is_some() {
+                        job.note(ctx, text.clone());
+                    }
+                });
+            }
+            // Acted on by looking at the cluster: a drain or a return is a planned change.
+            HealthClass::Healthy | HealthClass::RankDied | HealthClass::Drain => {}
+        }
+    }
+
+    /// A worker that belongs to nothing: told to leave, and killed.
+    fn end_zombie(&mut self, node: NodeName, job: JobName, worker: WorkerKey) {
+        self.out.push(Command::Stop {
+            job: job.clone(),
+            worker: worker.clone(),
+            reason: "the daemon does not know this worker".to_owned(),
+        });
+        self.out.push(Command::Fence { node, job, worker });
+    }
+
+    fn submit(&mut self, spec: JobSpec) {
+        let mut record = JobRecord::new(spec);
+        record.drained = self.cluster.drained.clone();
+        let name = record.name.clone();
+        let mut workers = BTreeMap::new();
+        let mut ended = Vec::new();
+        if let Some(old) = self.jobs.get(&name) {
+            if !old.record.phase.ended() {
+                return;
+            }
+            // Nothing of the old run can be mistaken for the new one's.
+            record.last_epoch = old.record.last_epoch;
+            record.last_incarnation = old.record.last_incarnation;
+            record.last_incident = old.record.last_incident;
+            workers.clone_from(&old.workers);
+            ended.clone_from(&old.incidents.ended);
+        }
+        let mut job = Job::new(record);
+        job.workers = workers;
+        job.incidents.ended = ended;
+        job.record.phase = Phase::Pending;
+        self.out.push(Command::Persist(Box::new(job.record.clone())));
+        self.jobs.insert(name, job);
+    }
+
+    fn store_drained(&mut self) {
+        let drained = self.cluster.drained.clone();
+        self.on_each(|job, ctx| {
+            if job.record.drained != drained {
+                job.record.drained.clone_from(&drained);
+                job.persist(ctx);
+            }
+        });
+    }
+
+    fn expire_leases(&mut self) {
+        let now = self.now;
+        let mut lost = Vec::new();
+        for (name, node) in &mut self.cluster.nodes {
+            if node.lease.is_some_and(|lease| lease <= now) {
+                node.lease = None;
+                lost.push(name.clone());
+            }
+        }
+        for node in lost {
+            self.on_each(|job, ctx| job.node_lost(ctx, &node));
+        }
+    }
+
+    fn advance(&mut self) {
+        let names: Vec<_> = self.jobs.keys().cloned().collect();
+        for name in names {
+            let taken = self.taken_by_others(&name);
+            self.on(&name, |job, ctx| job.advance(ctx, &taken));
+        }
+    }
+
+    /// GPUs that are given to other jobs, or on which one of their workers may still run.
+    fn taken_by_others(&self, name: &JobName) -> BTreeSet<GpuId> {
+        let others = self.jobs.iter().filter(|(other, _)| *other != name);
+        others
+            .flat_map(|(_, job)| {
+                let ended = job.record.phase.ended();
+                let places = job.record.places.values().filter(move |_| !ended);
+                places.chain(job.workers.keys().map(|key| &key.gpu))
+            })
+            .cloned()
+            .collect()
+    }
+}

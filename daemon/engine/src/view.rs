@@ -1,0 +1,102 @@
+//! What operators see.
+
+use crate::job::Job;
+use crate::{HealthClass, Incident, JobName, Phase, State};
+use reknit_layout::{Epoch, GpuId, Layout, NodeName, Place, Step, WorkerKey};
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct JobView {
+    pub name: JobName,
+    pub phase: Phase,
+    pub explanation: String,
+    /// Of the committed layout; 0 before the first.
+    pub epoch: Epoch,
+    pub committed_step: Step,
+    pub layout: Option<Layout>,
+    pub last_loss: Option<f64>,
+    pub workers: Vec<WorkerView>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerView {
+    pub worker: WorkerKey,
+    pub place: Option<Place>,
+    pub node: NodeName,
+    /// 0 until its agent said.
+    pub pid: u32,
+    pub state: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeView {
+    pub name: NodeName,
+    pub connected: bool,
+    pub gpus: Vec<GpuView>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuView {
+    pub gpu: GpuId,
+    pub index: u32,
+    pub name: String,
+    pub health: HealthClass,
+    pub cause: String,
+    pub drained: bool,
+}
+
+impl State {
+    pub fn jobs(&self) -> Vec<JobView> {
+        self.jobs.values().map(job_view).collect()
+    }
+
+    pub fn job(&self, name: &JobName) -> Option<JobView> {
+        self.jobs.get(name).map(job_view)
+    }
+
+    /// In name order, GPUs by index.
+    pub fn nodes(&self) -> Vec<NodeView> {
+        let nodes = self.cluster.nodes.iter();
+        nodes
+            .map(|(name, node)| {
+                let gpus = node.gpus.iter().map(|(gpu, found)| GpuView {
+                    gpu: gpu.clone(),
+                    index: found.index,
+                    name: found.name.clone(),
+                    health: found.health,
+                    cause: found.cause.clone(),
+                    drained: self.cluster.drained.contains(gpu),
+                });
+                let mut gpus: Vec<_> = gpus.collect();
+                gpus.sort_by_key(|gpu| gpu.index);
+                NodeView { name: name.clone(), connected: node.connected, gpus }
+            })
+            .collect()
+    }
+
+    /// Oldest first; those of a recovery under way come last.
+    pub fn incidents(&self, name: &JobName) -> Vec<Incident> {
+        self.jobs.get(name).map(|job| job.incidents.all()).unwrap_or_default()
+    }
+}
+
+fn job_view(job: &Job) -> JobView {
+    let workers = job.workers.iter().map(|(key, worker)| WorkerView {
+        worker: key.clone(),
+        place: job.place_of_gpu(&key.gpu),
+        node: worker.node.clone(),
+        pid: worker.pid,
+        state: worker.describe().to_owned(),
+    });
+    let mut workers: Vec<_> = workers.collect();
+    workers.sort_by(|a, b| (a.place, &a.worker).cmp(&(b.place, &b.worker)));
+    JobView {
+        name: job.record.name.clone(),
+        phase: job.record.phase,
+        explanation: job.record.explanation.clone(),
+        epoch: job.epoch(),
+        committed_step: job.committed,
+        layout: job.record.layout.clone(),
+        last_loss: job.vote.map(|vote| vote.loss),
+        workers,
+    }
+}
