@@ -9,9 +9,7 @@ pub enum Buffer {
 }
 
 /// A number that can be reduced over ranks.
-pub trait Element:
-    bytemuck::Pod + Send + Sync + PartialOrd + std::ops::AddAssign + std::fmt::Debug
-{
+pub trait Element: bytemuck::Pod + Send + Sync + PartialOrd + std::ops::AddAssign + std::fmt::Debug {
     fn wrap(values: Vec<Self>) -> Buffer;
     /// `None` when the buffer is of another type.
     fn unwrap(buffer: Buffer) -> Option<Vec<Self>>;
@@ -39,6 +37,78 @@ impl Element for f64 {
         match buffer {
             Buffer::F64(values) => Some(values),
             Buffer::F32(_) | Buffer::Bytes(_) => None,
+        }
+    }
+}
+
+/// The type of a buffer's elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    F32,
+    F64,
+    Bytes,
+}
+
+impl Kind {
+    /// Bytes per element.
+    pub fn width(self) -> usize {
+        match self {
+            Kind::F32 => 4,
+            Kind::F64 => 8,
+            Kind::Bytes => 1,
+        }
+    }
+
+    /// A buffer of `len` zeros.
+    pub fn zeros(self, len: usize) -> Buffer {
+        match self {
+            Kind::F32 => Buffer::F32(vec![0.0; len]),
+            Kind::F64 => Buffer::F64(vec![0.0; len]),
+            Kind::Bytes => Buffer::Bytes(vec![0; len]),
+        }
+    }
+}
+
+impl Buffer {
+    pub fn empty() -> Buffer {
+        Buffer::Bytes(Vec::new())
+    }
+
+    pub fn kind(&self) -> Kind {
+        match self {
+            Buffer::F32(_) => Kind::F32,
+            Buffer::F64(_) => Kind::F64,
+            Buffer::Bytes(_) => Kind::Bytes,
+        }
+    }
+
+    /// In elements.
+    pub fn len(&self) -> usize {
+        match self {
+            Buffer::F32(values) => values.len(),
+            Buffer::F64(values) => values.len(),
+            Buffer::Bytes(values) => values.len(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The elements' memory, in this machine's byte order.
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            Buffer::F32(values) => bytemuck::cast_slice(values),
+            Buffer::F64(values) => bytemuck::cast_slice(values),
+            Buffer::Bytes(values) => values,
+        }
+    }
+
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Buffer::F32(values) => bytemuck::cast_slice_mut(values),
+            Buffer::F64(values) => bytemuck::cast_slice_mut(values),
+            Buffer::Bytes(values) => values,
         }
     }
 }

@@ -16,29 +16,16 @@ pub enum AbortReason {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlaneError {
     #[error("group {group}: rank {rank} is gone ({detail})")]
-    PeerLost {
-        group: String,
-        rank: usize,
-        detail: String,
-    },
+    PeerLost { group: String, rank: usize, detail: String },
     #[error(
         "group {group}: {what} did not finish within {after:?}; still waiting for rank(s) {waiting_for:?}"
     )]
-    Deadline {
-        group: String,
-        what: String,
-        after: Duration,
-        waiting_for: Vec<usize>,
-    },
+    Deadline { group: String, what: String, after: Duration, waiting_for: Vec<usize> },
     #[error("group {group}: aborted ({reason:?})")]
     Aborted { group: String, reason: AbortReason },
     /// The ranks do not run the same operation: another kind, type or counts.
     #[error("group {group}: rank {rank} runs another operation than this rank: {detail}")]
-    Mismatch {
-        group: String,
-        rank: usize,
-        detail: String,
-    },
+    Mismatch { group: String, rank: usize, detail: String },
     /// A peer showed another job, epoch or group, or does not hold the ticket.
     #[error("group {group}: handshake refused: {detail}")]
     Handshake { group: String, detail: String },

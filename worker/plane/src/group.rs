@@ -113,13 +113,7 @@ pub trait Group: Send {
 
 impl fmt::Debug for dyn Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Group(rank {} of {}, epoch {})",
-            self.rank(),
-            self.size(),
-            self.epoch()
-        )
+        write!(f, "Group(rank {} of {}, epoch {})", self.rank(), self.size(), self.epoch())
     }
 }
 

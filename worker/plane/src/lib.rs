@@ -8,6 +8,7 @@ pub mod error;
 pub mod group;
 pub mod host;
 
-pub use buffer::{Buffer, Element};
+pub use buffer::{Buffer, Element, Kind};
 pub use error::{AbortReason, PlaneError};
 pub use group::{Aborter, Endpoint, Group, GroupSpec, Op, Plane, Reduce, Ticket, Work};
+pub use host::{HostError, HostPlane};

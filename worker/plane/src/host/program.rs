@@ -1,0 +1,458 @@
+//! Turns an operation into rounds of sends and receives. Pure: a function of the operation, the rank and the size.
+//!
+//! All algorithms are direct: each rank talks to each other one itself. Reductions take the ranks' values in rank
+//! order, whoever computes them, so all ranks and all repeats get the same bits.
+
+use crate::buffer::Kind;
+use crate::{Op, Reduce};
+
+/// All-reduces up to this many bytes run in one round: everybody sends everything to everybody.
+pub(super) const TINY: usize = 16 << 10;
+
+/// Which of an operation's memories.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Space {
+    /// The buffer given with the operation.
+    Data,
+    /// A fresh buffer, given back instead.
+    Output,
+    Scratch,
+}
+
+/// A range of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) space: Space,
+    pub(super) start: usize,
+    pub(super) len: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Transfer {
+    pub(super) peer: usize,
+    pub(super) span: Span,
+}
+
+/// Local work after a round's transfers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Step {
+    Copy {
+        from: Span,
+        to: Span,
+    },
+    /// `into` becomes the reduction of `inputs`, taken in this order. `into` may be one of them.
+    Reduce {
+        reduce: Reduce,
+        inputs: Vec<Span>,
+        into: Span,
+    },
+}
+
+/// Transfers that run at the same time, then local work.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Round {
+    pub(super) sends: Vec<Transfer>,
+    pub(super) receives: Vec<Transfer>,
+    pub(super) then: Vec<Step>,
+}
+
+/// Which of an operation's buffers its submitter gets back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Data,
+    Output,
+    Nothing,
+}
+
+/// What numbers an operation: the group, or one direction between two ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Channel {
+    Group,
+    To(usize),
+    From(usize),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum OpCode {
+    AllReduce = 1,
+    ReduceScatterV = 2,
+    AllGatherV = 3,
+    AllToAllV = 4,
+    Broadcast = 5,
+    PointToPoint = 6,
+    Barrier = 7,
+}
+
+impl OpCode {
+    pub(super) fn name(code: u8) -> &'static str {
+        match code {
+            1 => "all-reduce",
+            2 => "reduce-scatter",
+            3 => "all-gather",
+            4 => "all-to-all",
+            5 => "broadcast",
+            6 => "send/receive",
+            7 => "barrier",
+            _ => "unknown operation",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Program {
+    pub(super) code: OpCode,
+    /// Of everything that must be equal on all ranks that take part.
+    pub(super) digest: u64,
+    pub(super) channel: Channel,
+    pub(super) kind: Kind,
+    /// In bytes.
+    pub(super) scratch: usize,
+    /// In elements.
+    pub(super) output: usize,
+    pub(super) rounds: Vec<Round>,
+    pub(super) result: Outcome,
+}
+
+/// Fails with a text when the operation makes no sense for its buffer or group.
+pub(super) fn lower(op: &Op, rank: usize, size: usize) -> Result<Program, String> {
+    let group = Ranks { rank, size };
+    match op {
+        Op::AllReduce { reduce, buffer } => {
+            let kind = numeric(buffer.kind())?;
+            Ok(group.all_reduce(*reduce, kind, buffer.len()))
+        }
+        Op::ReduceScatterV { buffer, counts } => {
+            let kind = numeric(buffer.kind())?;
+            check_counts("counts", counts, size, buffer.len())?;
+            Ok(group.reduce_scatter(kind, counts))
+        }
+        Op::AllGatherV { buffer, counts } => {
+            let total = sum("counts", counts, size)?;
+            if counts[rank] != buffer.len() {
+                return Err(format!(
+                    "the buffer has {} elements and counts[{rank}] is {}",
+                    buffer.len(),
+                    counts[rank]
+                ));
+            }
+            Ok(group.all_gather(buffer.kind(), counts, total))
+        }
+        Op::AllToAllV { buffer, send, receive } => {
+            check_counts("send", send, size, buffer.len())?;
+            let total = sum("receive", receive, size)?;
+            if send[rank] != receive[rank] {
+                return Err(format!(
+                    "this rank sends itself {} elements but receives {}",
+                    send[rank], receive[rank]
+                ));
+            }
+            Ok(group.all_to_all(buffer.kind(), send, receive, total))
+        }
+        Op::Broadcast { root, buffer } => {
+            in_group(*root, size)?;
+            Ok(group.broadcast(*root, buffer.kind(), buffer.len()))
+        }
+        Op::Send { to, buffer } => {
+            group.check_peer(*to)?;
+            Ok(group.point_to_point(Channel::To(*to), buffer.kind(), buffer.len()))
+        }
+        Op::Recv { from, buffer } => {
+            group.check_peer(*from)?;
+            Ok(group.point_to_point(Channel::From(*from), buffer.kind(), buffer.len()))
+        }
+        Op::Barrier => Ok(group.barrier()),
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Ranks {
+    rank: usize,
+    size: usize,
+}
+
+impl Ranks {
+    fn peers(self) -> impl Iterator<Item = usize> {
+        (0..self.size).filter(move |&peer| peer != self.rank)
+    }
+
+    /// One message to each peer, and one from each.
+    fn exchange(
+        self,
+        send: impl Fn(usize) -> Span,
+        receive: impl Fn(usize) -> Span,
+        then: Vec<Step>,
+    ) -> Round {
+        let transfers = |span: &dyn Fn(usize) -> Span| {
+            self.peers().map(|peer| Transfer { peer, span: span(peer) }).collect()
+        };
+        Round { sends: transfers(&send), receives: transfers(&receive), then }
+    }
+
+    /// Where the values of each rank for a span of this rank's data lie: its own in place, the others' in scratch.
+    fn contributions(self, own: Span) -> Vec<Span> {
+        (0..self.size)
+            .map(|from| match from.cmp(&self.rank) {
+                std::cmp::Ordering::Equal => own,
+                std::cmp::Ordering::Less => scratch(from, own.len),
+                std::cmp::Ordering::Greater => scratch(from - 1, own.len),
+            })
+            .collect()
+    }
+
+    fn all_reduce(self, reduce: Reduce, kind: Kind, len: usize) -> Program {
+        let whole = span(Space::Data, 0, len, kind);
+        let digest = digest(&[OpCode::AllReduce as u64, reduce_code(reduce), kind_code(kind), len as u64]);
+        let mut program = Program {
+            code: OpCode::AllReduce,
+            digest,
+            channel: Channel::Group,
+            kind,
+            scratch: 0,
+            output: 0,
+            rounds: Vec::new(),
+            result: Outcome::Data,
+        };
+        if self.size == 1 {
+            return program;
+        }
+        if whole.len <= TINY || self.size == 2 && whole.len <= 2 * TINY {
+            let inputs = self.contributions(whole);
+            program.scratch = (self.size - 1) * whole.len;
+            program.rounds.push(self.exchange(
+                |_| whole,
+                |from| inputs[from],
+                vec![Step::Reduce { reduce, inputs: inputs.clone(), into: whole }],
+            ));
+            return program;
+        }
+        let parts = spans(Space::Data, &even_parts(len, self.size), kind);
+        let own = parts[self.rank];
+        let inputs = self.contributions(own);
+        program.scratch = (self.size - 1) * own.len;
+        program.rounds.push(self.exchange(
+            |to| parts[to],
+            |from| inputs[from],
+            vec![Step::Reduce { reduce, inputs: inputs.clone(), into: own }],
+        ));
+        program.rounds.push(self.exchange(|_| own, |from| parts[from], Vec::new()));
+        program
+    }
+
+    fn reduce_scatter(self, kind: Kind, counts: &[usize]) -> Program {
+        let parts = spans(Space::Data, counts, kind);
+        let own = parts[self.rank];
+        let inputs = self.contributions(own);
+        let into = span(Space::Output, 0, counts[self.rank], kind);
+        Program {
+            code: OpCode::ReduceScatterV,
+            digest: counts_digest(OpCode::ReduceScatterV, kind, counts),
+            channel: Channel::Group,
+            kind,
+            scratch: (self.size - 1) * own.len,
+            output: counts[self.rank],
+            rounds: vec![self.exchange(
+                |to| parts[to],
+                |from| inputs[from],
+                vec![Step::Reduce { reduce: Reduce::Sum, inputs: inputs.clone(), into }],
+            )],
+            result: Outcome::Output,
+        }
+    }
+
+    fn all_gather(self, kind: Kind, counts: &[usize], total: usize) -> Program {
+        let parts = spans(Space::Output, counts, kind);
+        let own = span(Space::Data, 0, counts[self.rank], kind);
+        Program {
+            code: OpCode::AllGatherV,
+            digest: counts_digest(OpCode::AllGatherV, kind, counts),
+            channel: Channel::Group,
+            kind,
+            scratch: 0,
+            output: total,
+            rounds: vec![self.exchange(
+                |_| own,
+                |from| parts[from],
+                vec![Step::Copy { from: own, to: parts[self.rank] }],
+            )],
+            result: Outcome::Output,
+        }
+    }
+
+    /// The counts of two ranks differ; each message's length is checked instead.
+    fn all_to_all(self, kind: Kind, send: &[usize], receive: &[usize], total: usize) -> Program {
+        let outgoing = spans(Space::Data, send, kind);
+        let incoming = spans(Space::Output, receive, kind);
+        Program {
+            code: OpCode::AllToAllV,
+            digest: digest(&[OpCode::AllToAllV as u64, kind_code(kind)]),
+            channel: Channel::Group,
+            kind,
+            scratch: 0,
+            output: total,
+            rounds: vec![self.exchange(
+                |to| outgoing[to],
+                |from| incoming[from],
+                vec![Step::Copy { from: outgoing[self.rank], to: incoming[self.rank] }],
+            )],
+            result: Outcome::Output,
+        }
+    }
+
+    fn broadcast(self, root: usize, kind: Kind, len: usize) -> Program {
+        let whole = span(Space::Data, 0, len, kind);
+        let mut round = Round::default();
+        if self.rank == root {
+            round.sends = self.peers().map(|peer| Transfer { peer, span: whole }).collect();
+        } else {
+            round.receives.push(Transfer { peer: root, span: whole });
+        }
+        Program {
+            code: OpCode::Broadcast,
+            digest: digest(&[OpCode::Broadcast as u64, root as u64, kind_code(kind), len as u64]),
+            channel: Channel::Group,
+            kind,
+            scratch: 0,
+            output: 0,
+            rounds: vec![round],
+            result: Outcome::Data,
+        }
+    }
+
+    fn point_to_point(self, channel: Channel, kind: Kind, len: usize) -> Program {
+        let whole = span(Space::Data, 0, len, kind);
+        let mut round = Round::default();
+        let result = match channel {
+            Channel::To(peer) => {
+                round.sends.push(Transfer { peer, span: whole });
+                Outcome::Nothing
+            }
+            Channel::From(peer) => {
+                round.receives.push(Transfer { peer, span: whole });
+                Outcome::Data
+            }
+            Channel::Group => Outcome::Nothing,
+        };
+        Program {
+            code: OpCode::PointToPoint,
+            digest: digest(&[OpCode::PointToPoint as u64, kind_code(kind), len as u64]),
+            channel,
+            kind,
+            scratch: 0,
+            output: 0,
+            rounds: vec![round],
+            result,
+        }
+    }
+
+    fn barrier(self) -> Program {
+        let nothing = span(Space::Scratch, 0, 0, Kind::Bytes);
+        Program {
+            code: OpCode::Barrier,
+            digest: digest(&[OpCode::Barrier as u64]),
+            channel: Channel::Group,
+            kind: Kind::Bytes,
+            scratch: 0,
+            output: 0,
+            rounds: vec![self.exchange(|_| nothing, |_| nothing, Vec::new())],
+            result: Outcome::Nothing,
+        }
+    }
+
+    fn check_peer(self, peer: usize) -> Result<(), String> {
+        in_group(peer, self.size)?;
+        if peer == self.rank {
+            return Err("a rank cannot send to or receive from itself".into());
+        }
+        Ok(())
+    }
+}
+
+fn span(space: Space, start: usize, len: usize, kind: Kind) -> Span {
+    Span { space, start: start * kind.width(), len: len * kind.width() }
+}
+
+fn scratch(slot: usize, len: usize) -> Span {
+    Span { space: Space::Scratch, start: slot * len, len }
+}
+
+/// Consecutive parts of `counts` elements.
+fn spans(space: Space, counts: &[usize], kind: Kind) -> Vec<Span> {
+    let mut start = 0;
+    counts
+        .iter()
+        .map(|&count| {
+            let part = span(space, start, count, kind);
+            start += count;
+            part
+        })
+        .collect()
+}
+
+/// `len` in `size` parts that differ by one element at most.
+fn even_parts(len: usize, size: usize) -> Vec<usize> {
+    (0..size).map(|part| len / size + usize::from(part < len % size)).collect()
+}
+
+fn numeric(kind: Kind) -> Result<Kind, String> {
+    match kind {
+        Kind::F32 | Kind::F64 => Ok(kind),
+        Kind::Bytes => Err("bytes cannot be reduced; use F32 or F64".into()),
+    }
+}
+
+fn in_group(rank: usize, size: usize) -> Result<(), String> {
+    if rank >= size {
+        return Err(format!("rank {rank} is not in a group of {size}"));
+    }
+    Ok(())
+}
+
+fn sum(name: &str, counts: &[usize], size: usize) -> Result<usize, String> {
+    if counts.len() != size {
+        return Err(format!("{name} has {} entries for a group of {size}", counts.len()));
+    }
+    counts
+        .iter()
+        .try_fold(0usize, |total, &count| total.checked_add(count))
+        .filter(|total| total.checked_mul(8).is_some())
+        .ok_or_else(|| format!("{name} add up to more than fits in memory"))
+}
+
+fn check_counts(name: &str, counts: &[usize], size: usize, len: usize) -> Result<(), String> {
+    let total = sum(name, counts, size)?;
+    if total != len {
+        return Err(format!("{name} add up to {total} but the buffer has {len} elements"));
+    }
+    Ok(())
+}
+
+fn reduce_code(reduce: Reduce) -> u64 {
+    match reduce {
+        Reduce::Sum => 1,
+        Reduce::Max => 2,
+    }
+}
+
+fn kind_code(kind: Kind) -> u64 {
+    match kind {
+        Kind::F32 => 1,
+        Kind::F64 => 2,
+        Kind::Bytes => 3,
+    }
+}
+
+fn counts_digest(code: OpCode, kind: Kind, counts: &[usize]) -> u64 {
+    let mut words = vec![code as u64, kind_code(kind)];
+    words.extend(counts.iter().map(|&count| count as u64));
+    digest(&words)
+}
+
+/// FNV-1a: it finds mistakes, not attacks; the handshake keeps strangers out.
+fn digest(words: &[u64]) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for byte in words.iter().flat_map(|word| word.to_le_bytes()) {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    hash
+}

@@ -1,0 +1,155 @@
+//! The operation at the head of a group's queue.
+
+use super::frame::Stamp;
+use super::link::Link;
+use super::memory::Memory;
+use super::program::{OpCode, Outcome, Program};
+use super::transfer::{Incoming, Outgoing, TransferError};
+use super::work::Slot;
+use crate::Buffer;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// An operation as handed to the engine.
+#[derive(Debug)]
+pub(super) struct Task {
+    pub(super) program: Program,
+    pub(super) sequence: u64,
+    pub(super) data: Buffer,
+    pub(super) output: Buffer,
+    pub(super) deadline: Instant,
+    /// The time given at submission, for the message.
+    pub(super) limit: Duration,
+    pub(super) slot: Arc<Slot>,
+}
+
+impl Task {
+    pub(super) fn what(&self) -> String {
+        let name = OpCode::name(self.program.code as u8);
+        format!("{name} number {}", self.sequence)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Running {
+    program: Program,
+    sequence: u64,
+    round: usize,
+    memory: Memory,
+    outgoing: Vec<Outgoing>,
+    incoming: Vec<Incoming>,
+    pub(super) slot: Arc<Slot>,
+    pub(super) deadline: Instant,
+    pub(super) limit: Duration,
+    pub(super) what: String,
+}
+
+impl Running {
+    pub(super) fn start(task: Task, epoch: u64, mut scratch: Vec<u64>) -> Running {
+        let words = task.program.scratch.div_ceil(8);
+        if scratch.len() < words {
+            scratch.resize(words, 0);
+        }
+        let what = task.what();
+        let mut running = Running {
+            program: task.program,
+            sequence: task.sequence,
+            round: 0,
+            memory: Memory { data: task.data, output: task.output, scratch },
+            outgoing: Vec::new(),
+            incoming: Vec::new(),
+            slot: task.slot,
+            deadline: task.deadline,
+            limit: task.limit,
+            what,
+        };
+        running.begin_round(epoch);
+        running
+    }
+
+    fn begin_round(&mut self, epoch: u64) {
+        self.outgoing.clear();
+        self.incoming.clear();
+        let Some(round) = self.program.rounds.get(self.round) else {
+            return;
+        };
+        let stamp = |length: usize| Stamp {
+            code: self.program.code as u8,
+            round: self.round as u16,
+            sequence: self.sequence,
+            digest: self.program.digest,
+            length: length as u64,
+        };
+        self.outgoing
+            .extend(round.sends.iter().map(|&send| Outgoing::new(send, stamp(send.span.len), epoch)));
+        self.incoming
+            .extend(round.receives.iter().map(|&receive| Incoming::new(receive, stamp(receive.span.len))));
+    }
+
+    /// One pass over all transfers. True when something moved; an error names the rank.
+    pub(super) fn pass(&mut self, links: &mut [Option<Link>]) -> Result<bool, (usize, TransferError)> {
+        let mut moved = false;
+        for send in &mut self.outgoing {
+            let peer = send.transfer.peer;
+            moved |= match &mut links[peer] {
+                _ if send.done() => false,
+                Some(link) if !link.retired() => {
+                    send.push(link, &self.memory).map_err(|error| (peer, error.into()))?
+                }
+                _ => return Err((peer, TransferError::Retired)),
+            };
+        }
+        for receive in &mut self.incoming {
+            let peer = receive.transfer.peer;
+            moved |= match &mut links[peer] {
+                _ if receive.done => false,
+                Some(link) => receive.pull(link, &mut self.memory).map_err(|error| (peer, error))?,
+                None => return Err((peer, TransferError::Retired)),
+            };
+        }
+        Ok(moved)
+    }
+
+    /// Ends rounds whose transfers are all done. True when it was the last one.
+    pub(super) fn turn(&mut self, epoch: u64) -> bool {
+        while self.outgoing.iter().all(Outgoing::done) && self.incoming.iter().all(|r| r.done) {
+            let Some(round) = self.program.rounds.get(self.round) else {
+                return true;
+            };
+            for step in &round.then {
+                self.memory.run(step, self.program.kind);
+            }
+            self.round += 1;
+            self.begin_round(epoch);
+        }
+        false
+    }
+
+    /// The result and the scratch memory.
+    pub(super) fn finish(self) -> (Arc<Slot>, Buffer, Vec<u64>) {
+        let buffer = match self.program.result {
+            Outcome::Data => self.memory.data,
+            Outcome::Output => self.memory.output,
+            Outcome::Nothing => Buffer::empty(),
+        };
+        (self.slot, buffer, self.memory.scratch)
+    }
+
+    /// The ranks with unfinished transfers.
+    pub(super) fn waiting_for(&self) -> Vec<usize> {
+        let sends = self.outgoing.iter().filter(|send| !send.done());
+        let receives = self.incoming.iter().filter(|receive| !receive.done);
+        let mut ranks: Vec<usize> = receives
+            .map(|receive| receive.transfer.peer)
+            .chain(sends.map(|send| send.transfer.peer))
+            .collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+
+    /// What has to be finished before the links can carry a last word.
+    pub(super) fn give_up(self) -> (Memory, Vec<Outgoing>) {
+        (self.memory, self.outgoing)
+    }
+}

@@ -1,0 +1,139 @@
+//! One message on its way, from or to this rank.
+
+use super::frame::{Frame, HEADER, SEGMENT, Stamp};
+use super::link::{Link, LinkError};
+use super::memory::Memory;
+use super::program::{OpCode, Transfer};
+
+/// What stops a transfer for good.
+#[derive(Debug)]
+pub(super) enum TransferError {
+    Link(LinkError),
+    Mismatch(String),
+    /// The peer has left in order but is still needed.
+    Retired,
+}
+
+impl From<LinkError> for TransferError {
+    fn from(error: LinkError) -> Self {
+        TransferError::Link(error)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) transfer: Transfer,
+    header: [u8; HEADER],
+    header_left: usize,
+    sent: usize,
+    segment_end: usize,
+    total: usize,
+}
+
+impl Outgoing {
+    pub(super) fn new(transfer: Transfer, stamp: Stamp, epoch: u64) -> Outgoing {
+        Outgoing {
+            transfer,
+            header: Frame::Data(stamp).encode(epoch),
+            header_left: HEADER,
+            sent: 0,
+            segment_end: SEGMENT.min(transfer.span.len),
+            total: transfer.span.len,
+        }
+    }
+
+    pub(super) fn done(&self) -> bool {
+        self.header_left == 0 && self.sent == self.total
+    }
+
+    /// A segment was begun and must be finished before anything else can be said on this link.
+    pub(super) fn mid_segment(&self) -> bool {
+        let at_start = self.header_left == HEADER;
+        let at_end = self.header_left == 0 && self.sent == self.segment_end;
+        !at_start && !at_end
+    }
+
+    /// Ends the message with the current segment.
+    pub(super) fn cut(&mut self) {
+        self.total = self.segment_end;
+    }
+
+    /// One write at most. True when something moved.
+    pub(super) fn push(&mut self, link: &mut Link, memory: &Memory) -> Result<bool, LinkError> {
+        if self.done() {
+            return Ok(false);
+        }
+        let head = &self.header[HEADER - self.header_left..];
+        let body = &memory.bytes(self.transfer.span)[self.sent..self.segment_end];
+        let count = link.write(head, body)?;
+        let of_header = count.min(self.header_left);
+        self.header_left -= of_header;
+        self.sent += count - of_header;
+        if self.header_left == 0 && self.sent == self.segment_end && self.sent < self.total {
+            self.segment_end = self.total.min(self.sent + SEGMENT);
+            self.header_left = HEADER;
+        }
+        Ok(count > 0)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Incoming {
+    pub(super) transfer: Transfer,
+    expected: Stamp,
+    got: usize,
+    pub(super) done: bool,
+}
+
+impl Incoming {
+    pub(super) fn new(transfer: Transfer, expected: Stamp) -> Incoming {
+        Incoming { transfer, expected, got: 0, done: false }
+    }
+
+    /// One read of payload at most. True when something moved.
+    pub(super) fn pull(&mut self, link: &mut Link, memory: &mut Memory) -> Result<bool, TransferError> {
+        if self.done {
+            return Ok(false);
+        }
+        let total = self.transfer.span.len;
+        let mut moved = false;
+        if !link.in_segment() {
+            let Some(stamp) = link.peek()? else {
+                if link.retired() {
+                    return Err(TransferError::Retired);
+                }
+                return Ok(false);
+            };
+            if stamp != self.expected {
+                return Err(TransferError::Mismatch(self.difference(&stamp)));
+            }
+            link.open_segment(total, self.got);
+            moved = true;
+        }
+        if link.in_segment() {
+            let count = link.read(&mut memory.bytes_mut(self.transfer.span)[self.got..])?;
+            self.got += count;
+            moved |= count > 0;
+        }
+        self.done = self.got == total && !link.in_segment();
+        Ok(moved)
+    }
+
+    fn difference(&self, stamp: &Stamp) -> String {
+        let describe = |stamp: &Stamp| {
+            format!(
+                "{} number {} round {} with {} bytes (digest {:016x})",
+                OpCode::name(stamp.code),
+                stamp.sequence,
+                stamp.round,
+                stamp.length,
+                stamp.digest
+            )
+        };
+        format!(
+            "it sent {}, expected {}; every rank must submit the same operations in the same order",
+            describe(stamp),
+            describe(&self.expected)
+        )
+    }
+}

@@ -1,0 +1,142 @@
+//! How a submitter waits for its operation, and what the threads of a group share.
+
+use super::engine::Mailbox;
+use super::running::Running;
+use crate::{AbortReason, Aborter, Buffer, PlaneError, Work};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How much later than the deadline a submitter gives up by itself, should the engine be gone.
+const MARGIN: Duration = Duration::from_millis(500);
+
+/// A panic while a lock was held leaves plain data that is still whole.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How an operation ended.
+#[derive(Debug)]
+pub(super) enum End {
+    Done(Buffer),
+    /// Why stands in what the group shares.
+    Failed,
+}
+
+/// Where the engine puts an operation's end.
+#[derive(Debug, Default)]
+pub(super) struct Slot {
+    end: Mutex<Option<End>>,
+    set: Condvar,
+}
+
+impl Slot {
+    pub(super) fn set(&self, end: End) {
+        let mut slot = lock(&self.end);
+        if slot.is_none() {
+            *slot = Some(end);
+            self.set.notify_one();
+        }
+    }
+
+    /// `None` when nothing came in time.
+    pub(super) fn take(&self, until: Instant) -> Option<End> {
+        let mut slot = lock(&self.end);
+        loop {
+            if slot.is_some() {
+                return slot.take();
+            }
+            let left = until.checked_duration_since(Instant::now())?;
+            slot = self.set.wait_timeout(slot, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// What a group's owner, its aborters, its works and the engine all see.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) id: u64,
+    pub(super) name: String,
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    pub(super) epoch: u64,
+    pub(super) mailbox: Arc<Mailbox>,
+    first_error: Mutex<Option<PlaneError>>,
+}
+
+impl Shared {
+    pub(super) fn new(mailbox: &Arc<Mailbox>, name: &str, rank: usize, size: usize, epoch: u64) -> Shared {
+        Shared {
+            id: mailbox.next_id(),
+            name: name.to_owned(),
+            rank,
+            size,
+            epoch,
+            mailbox: Arc::clone(mailbox),
+            first_error: Mutex::new(None),
+        }
+    }
+
+    pub(super) fn error(&self) -> Option<PlaneError> {
+        lock(&self.first_error).clone()
+    }
+
+    /// The first error stays and is returned.
+    pub(super) fn fail(&self, error: PlaneError) -> PlaneError {
+        lock(&self.first_error).get_or_insert(error).clone()
+    }
+
+    pub(super) fn aborted(&self, reason: AbortReason) -> PlaneError {
+        PlaneError::Aborted { group: self.name.clone(), reason }
+    }
+
+    pub(super) fn io(&self, detail: impl Into<String>) -> PlaneError {
+        PlaneError::Io { group: self.name.clone(), detail: detail.into() }
+    }
+
+    pub(super) fn late(&self, running: Option<&Running>, what: String, after: Duration) -> PlaneError {
+        PlaneError::Deadline {
+            group: self.name.clone(),
+            what,
+            after,
+            waiting_for: running.map(Running::waiting_for).unwrap_or_default(),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct HostAborter(pub(super) Arc<Shared>);
+
+impl Aborter for HostAborter {
+    fn abort(&self, reason: AbortReason) {
+        let shared = &self.0;
+        shared.fail(shared.aborted(reason));
+        shared.mailbox.abort(shared.id);
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct HostWork {
+    pub(super) shared: Arc<Shared>,
+    pub(super) slot: Arc<Slot>,
+    pub(super) what: String,
+    pub(super) deadline: Instant,
+    pub(super) limit: Duration,
+}
+
+impl Work for HostWork {
+    fn wait(self: Box<Self>) -> Result<Buffer, PlaneError> {
+        let Some(end) = self.slot.take(self.deadline + MARGIN) else {
+            let error = self.shared.late(None, self.what, self.limit);
+            let error = self.shared.fail(error);
+            self.shared.mailbox.abort(self.shared.id);
+            return Err(error);
+        };
+        // A peer lost later does not undo what finished before; an abort by this rank does.
+        match (end, self.shared.error()) {
+            (End::Done(_), Some(error @ PlaneError::Aborted { .. })) => Err(error),
+            (End::Done(buffer), Some(_) | None) => Ok(buffer),
+            (End::Failed, Some(error)) => Err(error),
+            (End::Failed, None) => Err(self.shared.io("the group is over")),
+        }
+    }
+}

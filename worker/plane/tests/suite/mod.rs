@@ -1,0 +1,388 @@
+//! What every data plane must do, whatever it is made of.
+#![allow(dead_code, unreachable_pub)]
+
+use reknit_plane::{Buffer, Element, Group, GroupSpec, Op, Plane, PlaneError, Reduce, Ticket};
+use std::thread;
+use std::time::Duration;
+
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+pub fn spec(planes: &[Box<dyn Plane>], rank: usize, epoch: u64, name: &str) -> GroupSpec {
+    GroupSpec {
+        job: "job".into(),
+        epoch,
+        name: name.into(),
+        members: planes.iter().map(|plane| plane.endpoint()).collect(),
+        rank,
+        ticket: Ticket([epoch as u8; 32]),
+        deadline: PATIENCE,
+    }
+}
+
+/// Runs `body` once per rank, each on its own thread and in its own member of one group. Results in rank order.
+pub fn ranks<R: Send>(
+    planes: &[Box<dyn Plane>],
+    epoch: u64,
+    name: &str,
+    body: impl Fn(Box<dyn Group>) -> R + Sync,
+) -> Vec<R> {
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..planes.len())
+            .map(|rank| {
+                let spec = spec(planes, rank, epoch, name);
+                let body = &body;
+                scope.spawn(move || body(planes[rank].join(spec).unwrap()))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Runs one operation to its end.
+pub fn run(group: &mut dyn Group, op: Op) -> Buffer {
+    group.submit(op, PATIENCE).wait().unwrap()
+}
+
+pub trait Number: Element {
+    fn of(value: f64) -> Self;
+}
+
+impl Number for f32 {
+    fn of(value: f64) -> f32 {
+        value as f32
+    }
+}
+
+impl Number for f64 {
+    fn of(value: f64) -> f64 {
+        value
+    }
+}
+
+/// Values whose sum depends on the order of additions.
+pub fn values<T: Number>(rank: usize, len: usize, salt: u64) -> Vec<T> {
+    let mut state = (rank as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ salt;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let magnitude = 10f64.powi((state % 9) as i32 - 4);
+            T::of(((state >> 11) as f64 / (1u64 << 53) as f64 - 0.5) * magnitude)
+        })
+        .collect()
+}
+
+/// The reduction of all ranks' values, from rank 0 upward.
+fn reduced<T: Number>(reduce: Reduce, size: usize, len: usize, salt: u64) -> Vec<T> {
+    let mut total = values::<T>(0, len, salt);
+    for rank in 1..size {
+        for (total, value) in total.iter_mut().zip(values::<T>(rank, len, salt)) {
+            match reduce {
+                Reduce::Sum => *total += value,
+                Reduce::Max if value > *total => *total = value,
+                Reduce::Max => {}
+            }
+        }
+    }
+    total
+}
+
+fn exact<T: Number>(buffer: Buffer, expected: &[T], what: &str) {
+    let got = T::unwrap(buffer).unwrap();
+    let (got, expected): (&[u8], &[u8]) = (bytemuck::cast_slice(&got), bytemuck::cast_slice(expected));
+    assert!(got == expected, "{what}: bits differ");
+}
+
+/// Lengths that meet every path: nothing, less than one element per rank, odd, small, several segments.
+const LENGTHS: [usize; 7] = [0, 1, 3, 1023, 4097, 10_007, 1_000_000];
+
+pub fn conformance(make: impl Fn(usize) -> Vec<Box<dyn Plane>>) {
+    for size in 1..=5 {
+        let planes = make(size);
+        ranks(&planes, 1, "f32", |group| all_operations::<f32>(group));
+        ranks(&planes, 1, "f64", |group| all_operations::<f64>(group));
+        ranks(&planes, 2, "queue", |group| queued(group));
+        two_groups_at_once(&planes);
+        refused_operations(&planes);
+        mismatches(&planes);
+        deadline(&planes);
+        abort_unblocks_wait(&planes);
+        abort_unblocks_join(&planes);
+        retired_peers(&planes);
+    }
+}
+
+fn all_operations<T: Number>(mut group: Box<dyn Group>) {
+    for len in LENGTHS {
+        all_reduce::<T>(&mut *group, len);
+        broadcast::<T>(&mut *group, len);
+        pass_along::<T>(&mut *group, len);
+    }
+    let size = group.size();
+    for per_rank in [0, 1, 1001, 70_000] {
+        let even = vec![per_rank; size];
+        let ragged: Vec<usize> = (0..size).map(|rank| per_rank * (rank % 3)).collect();
+        for counts in [even, ragged] {
+            reduce_scatter::<T>(&mut *group, &counts);
+            all_gather::<T>(&mut *group, &counts);
+        }
+        all_to_all::<T>(&mut *group, per_rank);
+    }
+    assert_eq!(run(&mut *group, Op::Barrier).len(), 0);
+    assert_eq!(group.health(), None);
+    group.retire();
+}
+
+fn all_reduce<T: Number>(group: &mut dyn Group, len: usize) {
+    for reduce in [Reduce::Sum, Reduce::Max] {
+        let expected = reduced::<T>(reduce, group.size(), len, 1);
+        for _ in 0..2 {
+            let buffer = T::wrap(values(group.rank(), len, 1));
+            let buffer = run(group, Op::AllReduce { reduce, buffer });
+            exact(buffer, &expected, &format!("all-reduce of {len}"));
+        }
+    }
+}
+
+fn reduce_scatter<T: Number>(group: &mut dyn Group, counts: &[usize]) {
+    let (rank, total) = (group.rank(), counts.iter().sum());
+    let start: usize = counts[..rank].iter().sum();
+    let expected = &reduced::<T>(Reduce::Sum, group.size(), total, 2)[start..start + counts[rank]];
+    let op = Op::ReduceScatterV { buffer: T::wrap(values(rank, total, 2)), counts: counts.to_vec() };
+    exact(run(group, op), expected, &format!("reduce-scatter of {counts:?}"));
+}
+
+fn all_gather<T: Number>(group: &mut dyn Group, counts: &[usize]) {
+    let parts = (0..group.size()).flat_map(|rank| values::<T>(rank, counts[rank], 3));
+    let expected: Vec<T> = parts.collect();
+    let op = Op::AllGatherV {
+        buffer: T::wrap(values(group.rank(), counts[group.rank()], 3)),
+        counts: counts.to_vec(),
+    };
+    exact(run(group, op), &expected, &format!("all-gather of {counts:?}"));
+}
+
+/// Rank `from` sends `(from + 2 * to) % 3 * unit` elements to rank `to`.
+fn all_to_all<T: Number>(group: &mut dyn Group, unit: usize) {
+    let (me, size) = (group.rank(), group.size());
+    let count = |from: usize, to: usize| (from + 2 * to) % 3 * unit;
+    let part = |from: usize, to: usize| values::<T>(from * size + to, count(from, to), 4);
+    let op = Op::AllToAllV {
+        buffer: T::wrap((0..size).flat_map(|to| part(me, to)).collect()),
+        send: (0..size).map(|to| count(me, to)).collect(),
+        receive: (0..size).map(|from| count(from, me)).collect(),
+    };
+    let expected: Vec<T> = (0..size).flat_map(|from| part(from, me)).collect();
+    exact(run(group, op), &expected, &format!("all-to-all by {unit}"));
+}
+
+fn broadcast<T: Number>(group: &mut dyn Group, len: usize) {
+    for root in 0..group.size() {
+        let op = Op::Broadcast { root, buffer: T::wrap(values(group.rank(), len, 5)) };
+        exact(run(group, op), &values::<T>(root, len, 5), &format!("broadcast of {len}"));
+    }
+}
+
+/// Each rank sends to the next; the last one only receives.
+fn pass_along<T: Number>(group: &mut dyn Group, len: usize) {
+    let (me, size) = (group.rank(), group.size());
+    if me > 0 {
+        let buffer = T::wrap(vec![T::of(0.0); len]);
+        let received = run(group, Op::Recv { from: me - 1, buffer });
+        exact(received, &values::<T>(me - 1, len, 6), &format!("receive of {len}"));
+    }
+    if me + 1 < size {
+        let buffer = T::wrap(values(me, len, 6));
+        assert_eq!(run(group, Op::Send { to: me + 1, buffer }).len(), 0);
+    }
+}
+
+/// Many operations in flight, waited for in reverse.
+fn queued(mut group: Box<dyn Group>) {
+    let lengths: Vec<usize> = (0..40).map(|i| i * 997 % 30_011).collect();
+    let works: Vec<_> = lengths
+        .iter()
+        .map(|&len| {
+            let buffer = f32::wrap(values(group.rank(), len, 7));
+            group.submit(Op::AllReduce { reduce: Reduce::Sum, buffer }, PATIENCE)
+        })
+        .collect();
+    for (work, len) in works.into_iter().zip(lengths).rev() {
+        let expected = reduced::<f32>(Reduce::Sum, group.size(), len, 7);
+        exact(work.wait().unwrap(), &expected, "queued all-reduce");
+    }
+    group.retire();
+}
+
+/// A group whose peer does not come yet must not hold up another.
+fn two_groups_at_once(planes: &[Box<dyn Plane>]) {
+    if planes.len() < 2 {
+        return;
+    }
+    let slow: Vec<_> = ranks(planes, 2, "slow", |group| group);
+    let mut works = Vec::new();
+    let mut slow: Vec<_> = slow.into_iter().collect();
+    let last = slow.len() - 1;
+    let big = || Op::AllReduce { reduce: Reduce::Sum, buffer: Buffer::F32(vec![1.0; 1_000_000]) };
+    for group in &mut slow[..last] {
+        works.push(group.submit(big(), PATIENCE));
+    }
+    ranks(planes, 2, "fast", |mut group| {
+        all_reduce::<f64>(&mut *group, 50_000);
+        group.retire();
+    });
+    works.push(slow[last].submit(big(), PATIENCE));
+    for work in works {
+        let expected = vec![planes.len() as f32; 1_000_000];
+        exact(work.wait().unwrap(), &expected, "slow group");
+    }
+}
+
+fn refused_operations(planes: &[Box<dyn Plane>]) {
+    let size = planes.len();
+    let wrong: [fn(usize) -> Op; 5] = [
+        |_| Op::AllReduce { reduce: Reduce::Sum, buffer: Buffer::Bytes(vec![1]) },
+        |size| Op::ReduceScatterV { buffer: Buffer::F32(vec![1.0; size + 1]), counts: vec![1; size] },
+        |size| Op::AllGatherV { buffer: Buffer::F32(vec![1.0]), counts: vec![1; size + 1] },
+        |size| Op::Broadcast { root: size, buffer: Buffer::F32(vec![1.0]) },
+        |size| Op::AllGatherV { buffer: Buffer::F32(vec![]), counts: vec![usize::MAX; size] },
+    ];
+    for (number, op) in wrong.iter().enumerate() {
+        let errors = ranks(planes, 2, &format!("refused {number}"), |mut group| {
+            let error = group.submit(op(size), PATIENCE).wait().unwrap_err();
+            assert!(group.health().is_some());
+            let later = group.submit(Op::Barrier, PATIENCE).wait().unwrap_err();
+            (error, later)
+        });
+        for (error, later) in errors {
+            assert!(matches!(error, PlaneError::Io { .. } | PlaneError::PeerLost { .. }), "{error}");
+            assert_eq!(error, later, "the first error stays");
+        }
+    }
+}
+
+fn mismatches(planes: &[Box<dyn Plane>]) {
+    if planes.len() < 2 {
+        return;
+    }
+    let odd: [fn() -> Op; 4] = [
+        || Op::Barrier,
+        || Op::AllReduce { reduce: Reduce::Max, buffer: Buffer::F32(vec![1.0; 8]) },
+        || Op::AllReduce { reduce: Reduce::Sum, buffer: Buffer::F32(vec![1.0; 9]) },
+        || Op::AllReduce { reduce: Reduce::Sum, buffer: Buffer::F64(vec![1.0; 4]) },
+    ];
+    for (number, op) in odd.iter().enumerate() {
+        let errors = ranks(planes, 3, &format!("mismatch {number}"), |mut group| {
+            let op = match group.rank() {
+                0 => op(),
+                _ => Op::AllReduce { reduce: Reduce::Sum, buffer: Buffer::F32(vec![1.0; 8]) },
+            };
+            group.submit(op, PATIENCE).wait().unwrap_err()
+        });
+        assert!(errors.iter().any(|error| matches!(error, PlaneError::Mismatch { .. })), "{errors:?}");
+        for error in errors {
+            assert!(matches!(error, PlaneError::Mismatch { .. } | PlaneError::PeerLost { .. }), "{error}");
+        }
+    }
+}
+
+/// The last rank stays silent until the others have given up.
+fn deadline(planes: &[Box<dyn Plane>]) {
+    if planes.len() < 2 {
+        return;
+    }
+    let last = planes.len() - 1;
+    let mut groups = ranks(planes, 3, "deadline", |group| group);
+    let silent = groups.remove(last);
+    let limit = Duration::from_millis(200);
+    let before = std::time::Instant::now();
+    let works: Vec<_> = groups.iter_mut().map(|group| group.submit(Op::Barrier, limit)).collect();
+    let errors: Vec<_> = works.into_iter().map(|work| work.wait().unwrap_err()).collect();
+    assert!(before.elapsed() >= limit);
+    let named = errors
+        .iter()
+        .any(|error| matches!(error, PlaneError::Deadline { waiting_for, .. } if *waiting_for == [last]));
+    assert!(named, "{errors:?}");
+    drop(silent);
+}
+
+fn abort_unblocks_wait(planes: &[Box<dyn Plane>]) {
+    use reknit_plane::AbortReason;
+    if planes.len() < 2 {
+        return;
+    }
+    let mut groups = ranks(planes, 3, "abort", |group| group);
+    let aborter = groups[0].aborter();
+    let work = groups[0].submit(Op::Barrier, PATIENCE);
+    let waiting = thread::spawn(move || work.wait());
+    aborter.abort(AbortReason::Sibling);
+    aborter.abort(AbortReason::Leaving);
+    let error = waiting.join().unwrap().unwrap_err();
+    assert!(
+        matches!(error, PlaneError::Aborted { reason: AbortReason::Sibling, .. }),
+        "the first reason stays: {error}"
+    );
+    let error = groups[1].submit(Op::Barrier, PATIENCE).wait().unwrap_err();
+    assert!(
+        matches!(&error, PlaneError::PeerLost { rank: 0, detail, .. } if detail.contains("by itself")),
+        "{error}"
+    );
+}
+
+fn abort_unblocks_join(planes: &[Box<dyn Plane>]) {
+    use reknit_plane::AbortReason;
+    if planes.len() < 2 {
+        return;
+    }
+    let closed =
+        |error: &PlaneError| matches!(error, PlaneError::Aborted { reason: AbortReason::EpochClosed, .. });
+    thread::scope(|scope| {
+        // Rank 1 never comes.
+        let blocked = scope.spawn(|| planes[0].join(spec(planes, 0, 3, "never")).unwrap_err());
+        planes[0].abort_joins(3);
+        let error = blocked.join().unwrap();
+        assert!(closed(&error), "{error}");
+    });
+    let error = planes[0].join(spec(planes, 0, 2, "older")).unwrap_err();
+    assert!(closed(&error), "{error}");
+    // Who still tries the old epoch is told, at once.
+    let error = planes[1].join(spec(&planes[..2], 1, 3, "late")).unwrap_err();
+    assert!(matches!(error, PlaneError::Handshake { .. }), "{error}");
+    // And the next epoch works.
+    ranks(planes, 4, "next", |mut group| {
+        all_reduce::<f32>(&mut *group, 100);
+        group.retire();
+    });
+}
+
+/// Leaving in order is no death, but who needs the leaver hears that it is gone.
+fn retired_peers(planes: &[Box<dyn Plane>]) {
+    if planes.len() < 2 {
+        return;
+    }
+    let mut groups = ranks(planes, 5, "retire", |mut group| {
+        run(&mut *group, Op::Barrier);
+        group
+    });
+    let last = groups.len() - 1;
+    let sent = groups[last].submit(Op::Send { to: 0, buffer: Buffer::F64(vec![7.0; 3]) }, PATIENCE);
+    sent.wait().unwrap();
+    groups.remove(last).retire();
+    // What it sent before it left still arrives.
+    let op = Op::Recv { from: last, buffer: Buffer::F64(vec![0.0; 3]) };
+    assert_eq!(run(&mut *groups[0], op), Buffer::F64(vec![7.0; 3]));
+    if last > 1 {
+        let buffer = || Buffer::Bytes(vec![3; 5]);
+        let works = [
+            groups[0].submit(Op::Send { to: 1, buffer: buffer() }, PATIENCE),
+            groups[1].submit(Op::Recv { from: 0, buffer: buffer() }, PATIENCE),
+        ];
+        for work in works {
+            work.wait().unwrap();
+        }
+    }
+    assert_eq!(groups[0].health(), None);
+    let error = groups[0].submit(Op::Barrier, PATIENCE).wait().unwrap_err();
+    assert!(matches!(error, PlaneError::PeerLost { rank, .. } if rank == last), "{error}");
+}
