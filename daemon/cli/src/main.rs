@@ -1,1 +1,112 @@
-fn main() {}
+//! `reknit`: the operator's tool.
+
+mod admin;
+mod commands;
+mod demo;
+mod failure;
+mod output;
+mod process;
+mod table;
+
+use clap::{Parser, Subcommand};
+use failure::Failure;
+use output::Format;
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+/// Runs and watches training jobs that outlive their GPUs.
+///
+/// Exit status: 0 done, 1 failed, 64 wrong usage or configuration, 69 no daemon answers.
+#[derive(Debug, Parser)]
+#[command(name = "reknit", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// See a job lose two GPUs and take them back, on a cluster of this machine's processes.
+    Demo(demo::DemoArgs),
+    /// Submit, show and stop jobs.
+    #[command(subcommand)]
+    Job(commands::job::JobCommand),
+    /// Show nodes and their GPUs.
+    #[command(subcommand)]
+    Node(commands::node::NodeCommand),
+    /// Take GPUs out and let them in again.
+    #[command(subcommand)]
+    Gpu(commands::gpu::GpuCommand),
+    /// What failed in a job, how long each phase of the recovery took, what it cost.
+    Incidents {
+        job: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// What happens, as it happens, until Ctrl-C.
+    Events {
+        /// All jobs when not given.
+        job: Option<String>,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Become another program that ends when its parent does.
+    #[command(hide = true)]
+    Launch {
+        #[arg(long)]
+        parent: u32,
+        program: OsString,
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+}
+
+/// Which daemon to ask, and how to answer.
+#[derive(Debug, clap::Args)]
+struct Remote {
+    #[arg(long, env = "REKNIT_DAEMON", default_value = "http://127.0.0.1:7400", value_name = "URL")]
+    daemon: String,
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let status = if error.use_stderr() { 64 } else { 0 };
+            let _ = error.print();
+            return ExitCode::from(status);
+        }
+    };
+    if let Command::Launch { parent, program, args } = &cli.command {
+        let error = process::launch(*parent, program, args);
+        eprintln!("reknit: {} could not be started: {error}", program.display());
+        return ExitCode::FAILURE;
+    }
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("reknit: {failure}");
+            ExitCode::from(failure.exit_status())
+        }
+    }
+}
+
+/// On the main thread alone: a child's death signal is tied to the thread that started it.
+fn run(command: Command) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(Failure::failed("no runtime"))?;
+    runtime.block_on(async {
+        match command {
+            Command::Demo(args) => demo::run(&args).await,
+            Command::Job(command) => commands::job::run(command).await,
+            Command::Node(command) => commands::node::run(command).await,
+            Command::Gpu(command) => commands::gpu::run(command).await,
+            Command::Incidents { job, remote } => commands::incidents::list(&job, &remote).await,
+            Command::Events { job, remote } => commands::events::watch(job, &remote).await,
+            // It never comes here: it needs no runtime.
+            Command::Launch { .. } => Ok(()),
+        }
+    })
+}

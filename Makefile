@@ -1,0 +1,38 @@
+# Each command does its own set-up. `make` alone says what there is.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+CARGO ?= cargo
+# Where cargo puts what it builds.
+TARGET = $(or $(CARGO_TARGET_DIR),target)
+PROGRAMS = -p reknit -p reknitd -p reknit-agent -p reknit-worker -p reknit-simdriver
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test fmt lint
+
+help: ## Say what each command does
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Install what the build needs and is not there yet
+	@scripts/setup.sh
+
+build: setup ## Build all programs, optimised
+	$(CARGO) build --release --locked $(PROGRAMS)
+
+demo: build ## Watch a job lose two GPUs and take them back; ARGS="--verify --plain ..." go to `reknit demo`
+	$(TARGET)/release/reknit demo $(ARGS)
+
+test: setup ## Check format, lints, purity and documents, then run every test
+	$(CARGO) fmt --all --check
+	scripts/check-purity.sh
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+	$(CARGO) build --workspace --locked
+	$(CARGO) test --workspace --locked
+
+fmt: ## Format the sources
+	$(CARGO) fmt --all
+
+lint: setup ## Check lints and purity only
+	scripts/check-purity.sh
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings

@@ -1,0 +1,149 @@
+//! `reknit demo`: a cluster on this machine trains, loses a GPU in two ways, and gets each back.
+
+mod cluster;
+mod data;
+mod interrupt;
+mod job;
+mod phases;
+mod record;
+mod script;
+mod summary;
+mod train;
+mod verify;
+mod view;
+
+use crate::failure::Failure;
+use crate::output::Format;
+use cluster::{Cluster, Programs};
+use data::Chosen;
+use interrupt::Interrupts;
+use record::Record;
+use reknit_layout::JobSpec;
+use script::Script;
+use summary::{Summary, bytes_text};
+use view::{Target, View};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct DemoArgs {
+    /// How many steps to train.
+    #[arg(long, default_value_t = 120)]
+    steps: u64,
+    /// A line per step and event, for logs.
+    #[arg(long)]
+    plain: bool,
+    /// Also run the same job without faults and compare the loss of every step.
+    #[arg(long)]
+    verify: bool,
+    /// `json`: the summary as one line on stdout, everything else on stderr.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+    /// Files, folders or patterns to train on. Default: the Rust sources in cargo's registry folder.
+    #[arg(long, num_args = 1.., value_name = "FILES")]
+    data: Vec<String>,
+    /// Of the model's first weights and the order of samples.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+pub(crate) async fn run(args: &DemoArgs) -> Result<(), Failure> {
+    let data = choose_data(args)?;
+    let spec = job::spec(&data, args.steps, args.seed);
+    let mut interrupts = Interrupts::listen()?;
+    let target = match args.format {
+        Format::Text => Target::Stdout,
+        Format::Json => Target::Stderr,
+    };
+    let mut view = View::new(target, args.plain);
+    let result = both_runs(args, &data, &spec, &mut interrupts, &mut view).await;
+    view.end();
+    let (record, parity) = result?;
+    report(args, &record, parity, &mut view)
+}
+
+/// All that can be refused is refused before anything starts.
+fn choose_data(args: &DemoArgs) -> Result<Chosen, Failure> {
+    if args.steps < Script::LEAST_STEPS {
+        return Err(Failure::Usage(format!(
+            "--steps {}: the faults need {} steps to happen and heal; give at least that many",
+            args.steps,
+            Script::LEAST_STEPS
+        )));
+    }
+    let chosen = if args.data.is_empty() { data::default() } else { data::named(&args.data) };
+    chosen.map_err(|error| Failure::Usage(error.to_string()))
+}
+
+/// The run with faults and, if wanted, the one without; their largest relative difference in loss.
+async fn both_runs(
+    args: &DemoArgs,
+    data: &Chosen,
+    spec: &JobSpec,
+    interrupts: &mut Interrupts,
+    view: &mut View,
+) -> Result<(Record, Option<f64>), Failure> {
+    view.begin(
+        &format!(
+            "{} steps on {} of text in {} files: 2 replicas of 4 GPUs on 2 nodes, a worker killed and a GPU lost on the way",
+            args.steps,
+            bytes_text(data.bytes),
+            data.files.len()
+        ),
+        args.steps,
+    );
+    let record = one_run(spec, Some(Script::new(args.steps)), interrupts, view).await?;
+    if !args.verify {
+        return Ok((record, None));
+    }
+    view.begin("the same job again, without faults, to compare every step's loss", args.steps);
+    let without = one_run(spec, None, interrupts, view).await?;
+    let parity = verify::parity(&record.losses(), &without.losses());
+    Ok((record, Some(parity)))
+}
+
+/// Starts a cluster, trains on it and ends it, whatever happens.
+async fn one_run(
+    spec: &JobSpec,
+    script: Option<Script>,
+    interrupts: &mut Interrupts,
+    view: &mut View,
+) -> Result<Record, Failure> {
+    let mut cluster = Cluster::new(Programs::find()?)?;
+    let result = tokio::select! {
+        result = train::run(&mut cluster, spec, script, view) => result,
+        failure = interrupts.next() => Err(failure),
+    };
+    let hurried = tokio::select! {
+        () = cluster.stop() => false,
+        _ = interrupts.next() => true,
+    };
+    if hurried {
+        cluster.kill();
+    }
+    match result {
+        Err(Failure::Failed(problem)) => {
+            let logs = cluster.keep_logs();
+            Err(Failure::Failed(format!("{problem}; logs are in {}", logs.display())))
+        }
+        result => result,
+    }
+}
+
+fn report(args: &DemoArgs, record: &Record, parity: Option<f64>, view: &mut View) -> Result<(), Failure> {
+    let summary = Summary::of(record, parity);
+    let problems = summary.problems(record, args.steps);
+    view.text("");
+    for line in summary.lines(record) {
+        view.text(&line);
+    }
+    if args.format == Format::Json {
+        let json = serde_json::to_string(&summary).map_err(Failure::failed("the summary"))?;
+        println!("{json}");
+    }
+    if !problems.is_empty() {
+        return Err(Failure::Failed(format!("the demo went wrong: {}", problems.join("; "))));
+    }
+    view.text("");
+    view.text("Both faults healed; no sample was lost or repeated and nothing went back to an older state.");
+    view.text("Next: docs/recovery.md tells what happened in each phase; `reknit demo --verify` compares with a run without faults.");
+    Ok(())
+}
