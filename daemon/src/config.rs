@@ -1,0 +1,208 @@
+//! What the daemon is told at its start: defaults < file < environment < flags.
+
+mod flags;
+
+pub use flags::Flags;
+
+use reknit_engine::Timeouts;
+use serde::{Deserialize, Serialize};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The whole configuration, as the file gives it and `--print-config` prints it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Port 0 takes any free one.
+    pub listen: SocketAddr,
+    pub state_dir: PathBuf,
+    pub store: StoreKind,
+    pub log: LogFormat,
+    /// Gets the bound address once the daemon answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ready_file: Option<PathBuf>,
+    pub etcd: EtcdConfig,
+    pub timeouts: Timeouts,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum StoreKind {
+    Embedded,
+    Etcd,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    Human,
+    Json,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EtcdConfig {
+    pub endpoints: Vec<String>,
+    /// Before every key.
+    pub prefix: String,
+    /// How long after this daemon's death another may lead.
+    pub lease_seconds: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 7400)),
+            state_dir: PathBuf::from("/var/lib/reknitd"),
+            store: StoreKind::Embedded,
+            log: LogFormat::Human,
+            ready_file: None,
+            etcd: EtcdConfig::default(),
+            timeouts: Timeouts::default(),
+        }
+    }
+}
+
+impl Default for EtcdConfig {
+    fn default() -> Self {
+        Self { endpoints: Vec::new(), prefix: "/reknit/".to_owned(), lease_seconds: 3 }
+    }
+}
+
+impl EtcdConfig {
+    pub fn lease_time(&self) -> Duration {
+        Duration::from_secs(self.lease_seconds.into())
+    }
+}
+
+/// A configuration that cannot work: where it came from, what is wrong, what to write instead.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{place}: {problem}")]
+pub struct ConfigError {
+    pub place: String,
+    pub problem: String,
+}
+
+impl ConfigError {
+    fn new(place: impl ToString, problem: impl ToString) -> Self {
+        Self { place: place.to_string(), problem: problem.to_string() }
+    }
+}
+
+impl Config {
+    /// All layers together, validated.
+    pub fn from_flags(flags: &Flags) -> Result<Self, ConfigError> {
+        let mut config = match &flags.config {
+            Some(path) => Self::from_file(path)?,
+            None => Self::default(),
+        };
+        flags.override_into(&mut config);
+        config.validate()?;
+        Ok(config)
+    }
+
+    fn from_file(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            ConfigError::new(path.display(), format!("cannot be read: {error}; check --config"))
+        })?;
+        toml::from_str(&text).map_err(|error: toml::de::Error| {
+            let line = error.span().map(|span| 1 + text[..span.start].matches('\n').count());
+            let place = match line {
+                Some(line) => format!("{}, line {line}", path.display()),
+                None => path.display().to_string(),
+            };
+            ConfigError::new(place, one_line(error.message()))
+        })
+    }
+
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        if !self.listen.ip().is_loopback() {
+            return Err(ConfigError::new(
+                "listen",
+                format!(
+                    "{} can be reached from other machines, which needs TLS, and this version has none; listen on 127.0.0.1 or [::1]",
+                    self.listen
+                ),
+            ));
+        }
+        if self.store == StoreKind::Etcd && self.etcd.endpoints.is_empty() {
+            return Err(ConfigError::new(
+                "etcd.endpoints",
+                "none is given; name at least one, such as --etcd-endpoints http://127.0.0.1:2379",
+            ));
+        }
+        let prefix = &self.etcd.prefix;
+        if prefix.len() < 3 || !prefix.starts_with('/') || !prefix.ends_with('/') {
+            return Err(ConfigError::new(
+                "etcd.prefix",
+                format!("`{prefix}` must start and end with a slash, such as /reknit/"),
+            ));
+        }
+        if self.etcd.lease_seconds == 0 || self.etcd.lease_seconds > 3600 {
+            return Err(ConfigError::new(
+                "etcd.lease_seconds",
+                format!("{} is not in 1 to 3600", self.etcd.lease_seconds),
+            ));
+        }
+        let ladder = self.timeouts.validate();
+        ladder.map_err(|problem| ConfigError::new("timeouts", problem))
+    }
+
+    /// As a configuration file.
+    pub fn to_toml(&self) -> Result<String, ConfigError> {
+        toml::to_string(self).map_err(|error| ConfigError::new("--print-config", error))
+    }
+}
+
+fn one_line(text: &str) -> String {
+    let lines: Vec<_> = text.lines().map(str::trim).collect();
+    lines.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    fn parse(arguments: &[&str]) -> Result<Config, ConfigError> {
+        let arguments = ["reknitd"].iter().chain(arguments);
+        Config::from_flags(&Flags::try_parse_from(arguments).unwrap())
+    }
+
+    #[test]
+    fn flags_win_over_the_file_and_the_file_over_defaults() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("r.toml");
+        let text = "listen = \"127.0.0.1:1\"\n[timeouts]\nrejoin_hold_ms = 7\n";
+        std::fs::write(&file, text).unwrap();
+        let config = parse(&["--config", file.to_str().unwrap(), "--listen", "[::1]:2"]).unwrap();
+        assert_eq!(config.listen.to_string(), "[::1]:2");
+        assert_eq!(config.timeouts.rejoin_hold_ms, 7);
+        assert_eq!(config.timeouts.operation_ms, Timeouts::default().operation_ms);
+        assert_eq!(config.store, StoreKind::Embedded);
+    }
+
+    #[test]
+    fn what_is_printed_reads_back_the_same() {
+        let config = parse(&["--etcd-prefix", "/a/", "--store", "embedded"]).unwrap();
+        let text = config.to_toml().unwrap();
+        assert_eq!(toml::from_str::<Config>(&text).unwrap(), config);
+    }
+
+    #[test]
+    fn refusals_say_where_and_what() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("r.toml");
+        std::fs::write(&file, "log = \"json\"\nlisten_on = 3\n").unwrap();
+        let error = parse(&["--config", file.to_str().unwrap()]).unwrap_err();
+        assert!(error.place.ends_with("r.toml, line 2"), "{error}");
+        assert!(error.problem.contains("unknown field `listen_on`"), "{error}");
+        assert!(!error.to_string().contains('\n'));
+
+        let refused = |arguments: &[&str]| parse(arguments).unwrap_err().place;
+        assert_eq!(refused(&["--listen", "0.0.0.0:7400"]), "listen");
+        assert_eq!(refused(&["--store", "etcd"]), "etcd.endpoints");
+        assert_eq!(refused(&["--etcd-prefix", "x"]), "etcd.prefix");
+    }
+}

@@ -1,0 +1,49 @@
+//! Why the daemon ends, and with which status.
+
+use crate::config::ConfigError;
+use crate::store::StoreError;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Each is one line for the operator: what, where, what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(
+        "cannot listen on {address}: {source}; stop what uses it, or choose another address with --listen"
+    )]
+    Listen { address: SocketAddr, source: std::io::Error },
+    #[error("cannot write the ready file {}: {source}; check --ready-file", .path.display())]
+    ReadyFile { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Open(StoreError),
+    #[error("stopped, because what follows could not be stored: {0}")]
+    Persist(StoreError),
+    #[error("stopped: {0}")]
+    Leadership(StoreError),
+    #[error("stopped: {0}")]
+    Internal(String),
+}
+
+impl Failure {
+    /// As in sysexits.h.
+    pub fn exit_code(&self) -> u8 {
+        const USAGE: u8 = 64;
+        const DATA: u8 = 65;
+        const UNAVAILABLE: u8 = 69;
+        const SOFTWARE: u8 = 70;
+        match self {
+            Self::Config(_) => USAGE,
+            Self::Listen { .. } | Self::ReadyFile { .. } => UNAVAILABLE,
+            Self::Open(error) => match error {
+                StoreError::Corrupt { .. } | StoreError::Newer { .. } => DATA,
+                StoreError::InUse { .. } | StoreError::Io { .. } | StoreError::Unreachable { .. } => {
+                    UNAVAILABLE
+                }
+                StoreError::LeadershipLost { .. } | StoreError::Conflict { .. } => SOFTWARE,
+            },
+            Self::Persist(_) | Self::Leadership(_) | Self::Internal(_) => SOFTWARE,
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! What operators and their tools call.
+
+use super::{Loop, convert};
+use crate::input::{Input, Reply, Request as Ask};
+use reknit_engine::{JobName, Refusal, Time};
+use reknit_layout::{GpuId, JobSpec};
+use reknit_proto::v1;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+use tokio_stream::wrappers::BroadcastStream;
+use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Request, Response, Status};
+
+/// Longer than a store's slowest write.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub struct Admin {
+    to_loop: Loop,
+}
+
+impl Admin {
+    pub fn new(to_loop: Loop) -> Self {
+        Self { to_loop }
+    }
+
+    async fn ask<T>(&self, question: impl FnOnce(Reply<T>) -> Ask) -> Result<T, Status> {
+        let (reply, answer) = oneshot::channel();
+        let asked = async {
+            let input = Input::Asked(question(reply));
+            self.to_loop.inputs.send(input).await.ok()?;
+            answer.await.ok()
+        };
+        match timeout(ANSWER_TIMEOUT, asked).await {
+            Ok(Some(answer)) => Ok(answer),
+            Ok(None) => Err(Status::unavailable("the daemon is stopping; try again")),
+            Err(_) => Err(Status::deadline_exceeded(
+                "the daemon did not answer in time; whether the request was carried out is unknown",
+            )),
+        }
+    }
+}
+
+type Watch = Pin<Box<dyn Stream<Item = Result<v1::JobEvent, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl v1::admin_server::Admin for Admin {
+    async fn submit_job(&self, request: Request<v1::SubmitJobRequest>) -> Result<Response<v1::Job>, Status> {
+        let spec = JobSpec::parse(&request.into_inner().job_toml, "job")
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let name = spec.name.clone();
+        let answer = self.ask(|reply| Ask::Submit(Box::new(spec), reply)).await?;
+        job(&name, answer.map_err(refused)?)
+    }
+
+    async fn get_job(&self, request: Request<v1::GetJobRequest>) -> Result<Response<v1::Job>, Status> {
+        let name = request.into_inner().name;
+        let job_name = JobName(name.clone());
+        job(&name, self.ask(|reply| Ask::GetJob(job_name, reply)).await?)
+    }
+
+    async fn list_jobs(
+        &self,
+        _: Request<v1::ListJobsRequest>,
+    ) -> Result<Response<v1::ListJobsResponse>, Status> {
+        let jobs = self.ask(Ask::ListJobs).await?;
+        let jobs = jobs.into_iter().map(convert::job).collect::<Result<_, _>>();
+        let jobs = jobs.map_err(no_json)?;
+        Ok(Response::new(v1::ListJobsResponse { jobs }))
+    }
+
+    async fn stop_job(&self, request: Request<v1::StopJobRequest>) -> Result<Response<v1::Job>, Status> {
+        let name = request.into_inner().name;
+        let job_name = JobName(name.clone());
+        let answer = self.ask(|reply| Ask::StopJob(job_name, reply)).await?;
+        job(&name, answer.map_err(refused)?)
+    }
+
+    async fn list_nodes(
+        &self,
+        _: Request<v1::ListNodesRequest>,
+    ) -> Result<Response<v1::ListNodesResponse>, Status> {
+        let nodes = self.ask(Ask::ListNodes).await?;
+        let nodes = nodes.into_iter().map(convert::node).collect();
+        Ok(Response::new(v1::ListNodesResponse { nodes }))
+    }
+
+    async fn drain_gpu(
+        &self,
+        request: Request<v1::DrainGpuRequest>,
+    ) -> Result<Response<v1::DrainGpuResponse>, Status> {
+        let gpu = GpuId(request.into_inner().gpu);
+        let answer = self.ask(|reply| Ask::DrainGpu(gpu, reply)).await?;
+        answer.map_err(refused)?;
+        Ok(Response::new(v1::DrainGpuResponse {}))
+    }
+
+    async fn restore_gpu(
+        &self,
+        request: Request<v1::RestoreGpuRequest>,
+    ) -> Result<Response<v1::RestoreGpuResponse>, Status> {
+        let gpu = GpuId(request.into_inner().gpu);
+        let answer = self.ask(|reply| Ask::RestoreGpu(gpu, reply)).await?;
+        answer.map_err(refused)?;
+        Ok(Response::new(v1::RestoreGpuResponse {}))
+    }
+
+    async fn list_incidents(
+        &self,
+        request: Request<v1::ListIncidentsRequest>,
+    ) -> Result<Response<v1::ListIncidentsResponse>, Status> {
+        let name = request.into_inner().job;
+        let job = JobName(name.clone());
+        let incidents = self.ask(|reply| Ask::ListIncidents(job, reply)).await?;
+        let incidents = incidents.ok_or_else(|| no_job(&name))?;
+        let incidents = incidents.into_iter().map(convert::incident).collect();
+        Ok(Response::new(v1::ListIncidentsResponse { incidents }))
+    }
+
+    type WatchEventsStream = Watch;
+
+    async fn watch_events(
+        &self,
+        request: Request<v1::WatchEventsRequest>,
+    ) -> Result<Response<Watch>, Status> {
+        let job = request.into_inner().job;
+        let watchers = self.to_loop.watchers.upgrade();
+        let watchers = watchers.ok_or_else(|| Status::unavailable("the daemon is stopping; try again"))?;
+        let clock = self.to_loop.clock;
+        let events = BroadcastStream::new(watchers.subscribe());
+        let events = events.filter_map(move |event| watched(&job, clock.now(), event).map(Ok));
+        Ok(Response::new(Box::pin(events)))
+    }
+}
+
+/// What a watcher of `job` (empty: of all) is shown.
+fn watched(
+    job: &str,
+    now: Time,
+    event: Result<Arc<v1::JobEvent>, BroadcastStreamRecvError>,
+) -> Option<v1::JobEvent> {
+    match event {
+        Ok(event) if job.is_empty() || event.job == job => Some(Arc::unwrap_or_clone(event)),
+        Ok(_) => None,
+        Err(BroadcastStreamRecvError::Lagged(missed)) => Some(v1::JobEvent {
+            time_us: now.0,
+            job: job.to_owned(),
+            event: Some(v1::job_event::Event::Note(v1::Note {
+                text: format!("{missed} events were missed here: the watcher was too slow"),
+            })),
+        }),
+    }
+}
+
+fn job(name: &str, view: Option<reknit_engine::JobView>) -> Result<Response<v1::Job>, Status> {
+    let view = view.ok_or_else(|| no_job(name))?;
+    convert::job(view).map(Response::new).map_err(no_json)
+}
+
+fn no_job(name: &str) -> Status {
+    Status::not_found(format!("there is no job {name}; ListJobs names them all"))
+}
+
+fn no_json(error: serde_json::Error) -> Status {
+    Status::internal(format!("the layout has no JSON form: {error}"))
+}
+
+fn refused(refusal: Refusal) -> Status {
+    let text = refusal.to_string();
+    match refusal {
+        Refusal::AlreadyExists(_) => Status::already_exists(text),
+        Refusal::NotFound(_) => Status::not_found(text),
+        Refusal::FailedPrecondition(_) => Status::failed_precondition(text),
+    }
+}

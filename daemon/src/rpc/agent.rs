@@ -1,0 +1,46 @@
+//! The stream of each node's agent.
+
+use super::stream::{Orders, first, pump, tell};
+use super::{Loop, convert};
+use crate::input::Input;
+use crate::sessions::{Peer, session};
+use reknit_proto::v1;
+use tonic::{Request, Response, Status, Streaming};
+
+/// A node's GPUs may all be spawned and fenced several times before the agent takes the first order.
+const BACKLOG: usize = 1024;
+/// Heartbeats that may be missing in a row.
+const MISSED_HEARTBEATS: u32 = 3;
+
+#[derive(Debug)]
+pub struct Agent {
+    to_loop: Loop,
+}
+
+impl Agent {
+    pub fn new(to_loop: Loop) -> Self {
+        Self { to_loop }
+    }
+}
+
+#[tonic::async_trait]
+impl v1::agent_server::Agent for Agent {
+    type SessionStream = Orders<v1::AgentOrder>;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<v1::AgentReport>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
+        let mut inbound = request.into_inner();
+        let (node, hello) = convert::agent_hello(first(&mut inbound).await?)?;
+        let (session, end) = session(BACKLOG);
+        let inputs = self.to_loop.inputs.clone();
+        let opened = Input::AgentOpened { node: node.clone(), session, hello };
+        tell(&inputs, opened).await?;
+        let silence = self.to_loop.timeouts.heartbeat() * MISSED_HEARTBEATS;
+        let peer = Peer::Agent(node.clone());
+        let translate = move |report| convert::agent_report(&node, report);
+        let orders = pump(inbound, end, inputs, peer, Some(silence), translate);
+        Ok(Response::new(orders))
+    }
+}

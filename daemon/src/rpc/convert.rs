@@ -1,0 +1,491 @@
+//! Between the wire and the engine. Nothing else knows both.
+
+use crate::input::Said;
+use reknit_engine::{
+    Endpoint, Event, ExitStatus, GpuReport, HealthClass, Incident, IncidentKind, JobName, JobView, NodeView,
+    Notice, Participant, Phase, StepVote, Time, Timeouts, WorkerPhase, WorkerState,
+};
+use reknit_layout::{Epoch, GpuId, Holding, Incarnation, JobSpec, NodeName, Place, Step, WorkerKey};
+use reknit_proto::v1;
+use std::time::Duration;
+use tonic::Status;
+
+// ---- What agents and workers say ----
+
+/// A message that makes no sense.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadMessage {
+    #[error("{0} is missing")]
+    Missing(&'static str),
+    #[error("{field}: {problem}")]
+    Bad { field: &'static str, problem: String },
+}
+
+impl From<BadMessage> for Status {
+    fn from(bad: BadMessage) -> Self {
+        Self::invalid_argument(bad.to_string())
+    }
+}
+
+fn bad(field: &'static str, problem: impl ToString) -> BadMessage {
+    BadMessage::Bad { field, problem: problem.to_string() }
+}
+
+fn named(field: &'static str, name: String) -> Result<String, BadMessage> {
+    if name.is_empty() { Err(BadMessage::Missing(field)) } else { Ok(name) }
+}
+
+fn worker_key(key: Option<v1::WorkerKey>) -> Result<(JobName, WorkerKey), BadMessage> {
+    let key = key.ok_or(BadMessage::Missing("worker"))?;
+    let worker =
+        WorkerKey { gpu: GpuId(named("worker.gpu", key.gpu)?), incarnation: Incarnation(key.incarnation) };
+    Ok((JobName(named("worker.job", key.job)?), worker))
+}
+
+/// A worker of the same job, if one is named.
+fn peer(key: Option<v1::WorkerKey>) -> Result<Option<WorkerKey>, BadMessage> {
+    match key {
+        Some(key) => Ok(Some(worker_key(Some(key))?.1)),
+        None => Ok(None),
+    }
+}
+
+fn health(field: &'static str, class: i32) -> Result<HealthClass, BadMessage> {
+    let class = v1::HealthClass::try_from(class).map_err(|error| bad(field, error))?;
+    match class {
+        v1::HealthClass::Unspecified => Err(BadMessage::Missing(field)),
+        v1::HealthClass::Healthy => Ok(HealthClass::Healthy),
+        v1::HealthClass::Fatal => Ok(HealthClass::Fatal),
+        v1::HealthClass::RankDied => Ok(HealthClass::RankDied),
+        v1::HealthClass::Drain => Ok(HealthClass::Drain),
+        v1::HealthClass::Predict => Ok(HealthClass::Predict),
+        v1::HealthClass::Unknown => Ok(HealthClass::Unknown),
+    }
+}
+
+/// The first message of an agent's stream.
+pub fn agent_hello(report: v1::AgentReport) -> Result<(NodeName, Event), BadMessage> {
+    let Some(v1::agent_report::Report::Hello(hello)) = report.report else {
+        return Err(BadMessage::Missing("Hello, which comes first,"));
+    };
+    let node = NodeName(named("node", hello.node)?);
+    let gpus = hello.gpus.into_iter().map(|gpu| {
+        Ok(GpuReport {
+            gpu: GpuId(named("gpus.uuid", gpu.uuid)?),
+            index: gpu.index,
+            name: gpu.name,
+            memory_bytes: gpu.memory_bytes,
+            health: health("gpus.health", gpu.health)?,
+            cause: gpu.cause,
+        })
+    });
+    let workers = hello.workers.into_iter().map(|process| {
+        let (job, worker) = worker_key(process.worker)?;
+        Ok((job, worker, process.pid))
+    });
+    let event = Event::AgentConnected {
+        node: node.clone(),
+        gpus: gpus.collect::<Result<_, _>>()?,
+        workers: workers.collect::<Result<_, _>>()?,
+    };
+    Ok((node, event))
+}
+
+pub fn agent_report(node: &NodeName, report: v1::AgentReport) -> Result<Said, BadMessage> {
+    use v1::agent_report::Report;
+    let node = node.clone();
+    match report.report.ok_or(BadMessage::Missing("report"))? {
+        Report::Hello(_) => Err(bad("report", "Hello comes once, at the start")),
+        Report::Health(transition) => Ok(Said::Numbered(
+            transition.sequence,
+            Event::HealthChanged {
+                node,
+                gpu: GpuId(named("gpu", transition.gpu)?),
+                health: health("health", transition.health)?,
+                cause: transition.cause,
+                shards_readable: transition.shards_readable,
+            },
+        )),
+        Report::Spawned(spawned) => {
+            let (job, worker) = worker_key(spawned.worker)?;
+            Ok(Said::Event(Event::WorkerSpawned { node, job, worker, pid: spawned.pid }))
+        }
+        Report::Exited(exited) => {
+            let (job, worker) = worker_key(exited.worker)?;
+            Ok(Said::Event(Event::WorkerExited {
+                node,
+                job,
+                worker,
+                exit: ExitStatus {
+                    how: exited.how,
+                    signal: (exited.signal != 0).then_some(exited.signal),
+                    status: (exited.status != -1).then_some(exited.status),
+                },
+            }))
+        }
+        Report::Heartbeat(_) => Ok(Said::Alive),
+    }
+}
+
+/// The first message of a worker's stream.
+pub fn worker_hello(report: v1::WorkerReport) -> Result<(JobName, WorkerKey, Event), BadMessage> {
+    let Some(v1::worker_report::Report::Hello(hello)) = report.report else {
+        return Err(BadMessage::Missing("Hello, which comes first,"));
+    };
+    let (job, worker) = worker_key(hello.worker)?;
+    let endpoint = hello.endpoint.ok_or(BadMessage::Missing("endpoint"))?;
+    let event = Event::WorkerConnected {
+        job: job.clone(),
+        worker: worker.clone(),
+        node: NodeName(named("node", hello.node)?),
+        endpoint: Endpoint { node: endpoint.node, unix: endpoint.unix, tcp: endpoint.tcp },
+        pid: hello.pid,
+        state: worker_state(hello.state)?,
+    };
+    Ok((job, worker, event))
+}
+
+fn worker_state(state: Option<v1::WorkerState>) -> Result<WorkerState, BadMessage> {
+    use v1::worker_state::Phase;
+    let state = state.ok_or(BadMessage::Missing("state"))?;
+    let phase = Phase::try_from(state.phase).map_err(|error| bad("state.phase", error))?;
+    let committed = Step(state.committed_step);
+    let holding = if state.holding.is_empty() {
+        Holding { step: committed, ..Holding::default() }
+    } else {
+        serde_json::from_slice(&state.holding).map_err(|error| bad("state.holding", error))?
+    };
+    if holding.step != committed {
+        let problem = format!("it stands at step {}, but committed_step is {committed}", holding.step);
+        return Err(bad("state.holding", problem));
+    }
+    Ok(WorkerState {
+        phase: match phase {
+            Phase::Unspecified => return Err(BadMessage::Missing("state.phase")),
+            Phase::Idle => WorkerPhase::Idle,
+            Phase::Training => WorkerPhase::Training,
+            Phase::Quiesced => WorkerPhase::Quiesced,
+            Phase::Ready => WorkerPhase::Ready,
+            Phase::Preparing => WorkerPhase::Preparing,
+            Phase::Completed => WorkerPhase::Completed,
+        },
+        epoch: Epoch(state.epoch),
+        ready_epoch: Epoch(state.ready_epoch),
+        holding,
+        // Only set while stopped; nothing is prepared or begun below what is committed.
+        prepared: Step(state.prepared_step).max(committed),
+        attempted: Step(state.attempted_step).max(committed),
+        vote: state.vote.map(step_vote),
+    })
+}
+
+fn step_vote(vote: v1::StepVote) -> StepVote {
+    StepVote { grad_norm_squared: vote.grad_norm_squared, loss: vote.loss }
+}
+
+pub fn worker_report(
+    job: &JobName,
+    worker: &WorkerKey,
+    report: v1::WorkerReport,
+) -> Result<Said, BadMessage> {
+    use v1::worker_report::Report;
+    let (job, worker) = (job.clone(), worker.clone());
+    let event = match report.report.ok_or(BadMessage::Missing("report"))? {
+        Report::Hello(_) => return Err(bad("report", "Hello comes once, at the start")),
+        Report::PlaneFailed(failed) => Event::PlaneFailed {
+            job,
+            worker,
+            epoch: Epoch(failed.epoch),
+            peer: peer(failed.peer)?,
+            reason: failed.reason,
+            timed_out: failed.timed_out,
+        },
+        Report::Quiesced(quiesced) => Event::Quiesced { job, worker, state: worker_state(quiesced.state)? },
+        Report::Ready(ready) => Event::Ready {
+            job,
+            worker,
+            epoch: Epoch(ready.epoch),
+            step: Step(ready.step),
+            replicated_digest: ready.replicated_digest,
+            bytes_received: ready.bytes_received,
+        },
+        Report::PrepareFailed(failed) => Event::PrepareFailed {
+            job,
+            worker,
+            epoch: Epoch(failed.epoch),
+            peer: peer(failed.peer)?,
+            reason: failed.reason,
+        },
+        Report::Committed(committed) => Event::Committed {
+            job,
+            worker,
+            epoch: Epoch(committed.epoch),
+            step: Step(committed.step),
+            vote: step_vote(committed.vote.ok_or(BadMessage::Missing("vote"))?),
+            first_sample: committed.first_sample,
+            samples: committed.samples,
+            step_ms: committed.step_ms,
+            tokens: committed.tokens,
+            rolled_forward: committed.rolled_forward,
+        },
+        Report::Progress(progress) => Event::Progress {
+            job,
+            worker,
+            epoch: Epoch(progress.epoch),
+            step: Step(progress.step),
+            ticks: progress.ticks,
+        },
+        Report::Completed(completed) => Event::Completed {
+            job,
+            worker,
+            epoch: Epoch(completed.epoch),
+            step: Step(completed.step),
+            replicated_digest: completed.replicated_digest,
+        },
+    };
+    Ok(Said::Event(event))
+}
+
+// ---- What agents and workers are told ----
+
+fn key(job: &JobName, worker: &WorkerKey) -> v1::WorkerKey {
+    v1::WorkerKey { job: job.0.clone(), gpu: worker.gpu.0.clone(), incarnation: worker.incarnation.0 }
+}
+
+fn milliseconds(duration: Duration) -> u32 {
+    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
+}
+
+fn to_agent(order: v1::agent_order::Order) -> v1::AgentOrder {
+    v1::AgentOrder { order: Some(order) }
+}
+
+pub fn agent_welcome(timeouts: &Timeouts) -> v1::AgentOrder {
+    to_agent(v1::agent_order::Order::Welcome(v1::AgentWelcome {
+        heartbeat_ms: milliseconds(timeouts.heartbeat()),
+    }))
+}
+
+pub fn spawn(job: &JobName, worker: &WorkerKey) -> v1::AgentOrder {
+    let worker = Some(key(job, worker));
+    to_agent(v1::agent_order::Order::Spawn(v1::SpawnWorker { worker }))
+}
+
+pub fn fence(job: &JobName, worker: &WorkerKey) -> v1::AgentOrder {
+    let worker = Some(key(job, worker));
+    to_agent(v1::agent_order::Order::Fence(v1::FenceWorker { worker }))
+}
+
+pub fn health_ack(sequence: u64) -> v1::AgentOrder {
+    to_agent(v1::agent_order::Order::HealthAck(v1::HealthAck { sequence }))
+}
+
+fn to_worker(order: v1::worker_order::Order) -> v1::WorkerOrder {
+    v1::WorkerOrder { order: Some(order) }
+}
+
+pub fn worker_welcome(spec: &JobSpec, timeouts: &Timeouts) -> v1::WorkerOrder {
+    to_worker(v1::worker_order::Order::Welcome(v1::WorkerWelcome {
+        job_toml: spec.to_toml(),
+        timeouts: Some(v1::Timeouts {
+            operation_ms: timeouts.operation_ms,
+            join_ms: milliseconds(timeouts.join()),
+            progress_ms: milliseconds(timeouts.progress()),
+        }),
+    }))
+}
+
+pub fn close_epoch(epoch: Epoch, reason: String) -> v1::WorkerOrder {
+    let epoch = epoch.0;
+    to_worker(v1::worker_order::Order::CloseEpoch(v1::CloseEpoch { epoch, reason }))
+}
+
+pub fn pause(epoch: Epoch) -> v1::WorkerOrder {
+    to_worker(v1::worker_order::Order::Pause(v1::Pause { epoch: epoch.0 }))
+}
+
+/// `plan` as JSON.
+pub fn prepare(
+    job: &JobName,
+    epoch: Epoch,
+    plan: Vec<u8>,
+    participants: &[Participant],
+    ticket: [u8; 32],
+    resume_step: Step,
+    vote: Option<StepVote>,
+) -> v1::WorkerOrder {
+    let participants = participants.iter().map(|participant| v1::Participant {
+        worker: Some(key(job, &participant.worker)),
+        endpoint: Some(v1::Endpoint {
+            node: participant.endpoint.node.clone(),
+            unix: participant.endpoint.unix.clone(),
+            tcp: participant.endpoint.tcp.clone(),
+        }),
+    });
+    to_worker(v1::worker_order::Order::Prepare(v1::Prepare {
+        epoch: epoch.0,
+        plan,
+        participants: participants.collect(),
+        ticket: ticket.to_vec(),
+        resume_step: resume_step.0,
+        vote: vote.map(|vote| v1::StepVote { grad_norm_squared: vote.grad_norm_squared, loss: vote.loss }),
+    }))
+}
+
+pub fn resume(epoch: Epoch) -> v1::WorkerOrder {
+    to_worker(v1::worker_order::Order::Resume(v1::Resume { epoch: epoch.0 }))
+}
+
+pub fn stop(reason: String) -> v1::WorkerOrder {
+    to_worker(v1::worker_order::Order::Stop(v1::Stop { reason }))
+}
+
+// ---- What operators see ----
+
+pub fn phase(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Pending => "Pending",
+        Phase::Starting => "Starting",
+        Phase::Running => "Running",
+        Phase::Quiescing => "Quiescing",
+        Phase::Resharding => "Resharding",
+        Phase::Waiting => "Waiting",
+        Phase::Draining => "Draining",
+        Phase::Stopped => "Stopped",
+        Phase::Completed => "Completed",
+        Phase::Failed => "Failed",
+        Phase::Rebuilding => "Rebuilding",
+    }
+}
+
+fn written(place: Option<Place>) -> String {
+    place.map(|place| place.to_string()).unwrap_or_default()
+}
+
+pub fn job(view: JobView) -> Result<v1::Job, serde_json::Error> {
+    let workers = view.workers.into_iter().map(|worker| v1::JobWorker {
+        worker: Some(key(&view.name, &worker.worker)),
+        place: written(worker.place),
+        node: worker.node.0,
+        pid: worker.pid,
+        state: worker.state,
+    });
+    Ok(v1::Job {
+        workers: workers.collect(),
+        phase: phase(view.phase).to_owned(),
+        explanation: view.explanation,
+        epoch: view.epoch.0,
+        committed_step: view.committed_step.0,
+        layout: match &view.layout {
+            Some(layout) => serde_json::to_vec(layout)?,
+            None => Vec::new(),
+        },
+        last_loss: view.last_loss.unwrap_or_default(),
+        name: view.name.0,
+    })
+}
+
+pub fn node(view: NodeView) -> v1::Node {
+    let gpus = view.gpus.into_iter().map(|gpu| v1::NodeGpu {
+        uuid: gpu.gpu.0,
+        index: gpu.index,
+        name: gpu.name,
+        health: health_class(gpu.health).into(),
+        cause: gpu.cause,
+        drained: gpu.drained,
+    });
+    v1::Node { name: view.name.0, connected: view.connected, gpus: gpus.collect() }
+}
+
+fn health_class(class: HealthClass) -> v1::HealthClass {
+    match class {
+        HealthClass::Healthy => v1::HealthClass::Healthy,
+        HealthClass::Fatal => v1::HealthClass::Fatal,
+        HealthClass::RankDied => v1::HealthClass::RankDied,
+        HealthClass::Drain => v1::HealthClass::Drain,
+        HealthClass::Predict => v1::HealthClass::Predict,
+        HealthClass::Unknown => v1::HealthClass::Unknown,
+    }
+}
+
+fn incident_kind(kind: IncidentKind) -> &'static str {
+    match kind {
+        IncidentKind::WorkerKilled => "worker_killed",
+        IncidentKind::WorkerExited => "worker_exited",
+        IncidentKind::GpuLost => "gpu_lost",
+        IncidentKind::PlaneFailed => "plane_failed",
+        IncidentKind::Frozen => "frozen",
+        IncidentKind::NodeLost => "node_lost",
+        IncidentKind::Planned => "planned",
+    }
+}
+
+pub fn incident(incident: Incident) -> v1::Incident {
+    let reached = |time: Option<Time>| time.unwrap_or_default().0;
+    v1::Incident {
+        id: incident.id,
+        job: incident.job.0,
+        kind: incident_kind(incident.kind).to_owned(),
+        place: written(incident.place),
+        gpu: incident.gpu.map(|gpu| gpu.0).unwrap_or_default(),
+        node: incident.node.map(|node| node.0).unwrap_or_default(),
+        signal: incident.signal,
+        first_reporter: incident.first_reporter,
+        epoch_before: incident.epoch_before.0,
+        epoch_after: incident.epoch_after.unwrap_or_default().0,
+        detected_us: incident.detected.0,
+        quiesced_us: reached(incident.quiesced),
+        fenced_us: reached(incident.fenced),
+        planned_us: reached(incident.planned),
+        ready_us: reached(incident.ready),
+        committed_us: reached(incident.committed),
+        recovered_us: reached(incident.recovered),
+        steps_lost: incident.steps_lost,
+        bytes_moved: incident.bytes_moved,
+        bytes_lower_bound: incident.bytes_lower_bound,
+        degrees_before: incident.degrees_before,
+        degrees_after: incident.degrees_after,
+        advice: incident.advice,
+    }
+}
+
+pub fn job_event(time: Time, job: &JobName, notice: Notice) -> v1::JobEvent {
+    use v1::job_event::Event;
+    let event = match notice {
+        Notice::Step { epoch, step, loss, tokens, step_ms, complete, samples_missing, samples_repeated } => {
+            Event::Step(v1::StepCommitted {
+                epoch: epoch.0,
+                step: step.0,
+                loss,
+                tokens,
+                step_ms,
+                complete,
+                samples_missing,
+                samples_repeated,
+            })
+        }
+        Notice::Phase { phase: new, explanation } => {
+            Event::Phase(v1::PhaseChanged { phase: phase(new).to_owned(), explanation })
+        }
+        Notice::Layout { epoch, degrees, batch, bytes_moved, bytes_lower_bound, resume_step } => {
+            Event::Layout(v1::LayoutCommitted {
+                epoch: epoch.0,
+                degrees,
+                batch,
+                bytes_moved,
+                bytes_lower_bound,
+                resume_step: resume_step.0,
+            })
+        }
+        Notice::Incident(record) => Event::Incident(incident(*record)),
+        Notice::Worker { worker, place, node, pid, state } => Event::Worker(v1::WorkerChanged {
+            worker: Some(key(job, &worker)),
+            place: written(place),
+            node: node.0,
+            pid,
+            state,
+        }),
+        Notice::Note(text) => Event::Note(v1::Note { text }),
+    };
+    v1::JobEvent { time_us: time.0, job: job.0.clone(), event: Some(event) }
+}

@@ -1,0 +1,241 @@
+//! The loop: the one task that owns the state.
+
+mod orders;
+
+use crate::clock::Clock;
+use crate::failure::Failure;
+use crate::input::{Input, Request, Said};
+use crate::rpc::convert;
+use crate::sessions::{Peer, Session, SessionId, Sessions};
+use crate::store::Store;
+use crate::tickets::Tickets;
+use orders::PlanJson;
+use reknit_engine::{Event, JobName, State, Timeouts, step};
+use reknit_layout::{JobSpec, NodeName, WorkerKey};
+use reknit_proto::v1;
+use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{broadcast, mpsc};
+use tokio::time::sleep;
+
+/// Inputs not yet taken. When it is full, sessions and calls wait.
+pub const INPUT_BACKLOG: usize = 4096;
+/// Events that a watcher may lag behind before it misses some.
+pub const WATCH_BACKLOG: usize = 4096;
+/// A deadline is never waited for in shorter turns.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+
+/// Feeds the engine and carries out its commands, in order, one event after the other.
+#[derive(Debug)]
+pub struct Coordinator {
+    state: State,
+    timeouts: Timeouts,
+    clock: Clock,
+    store: Arc<dyn Store>,
+    agents: Sessions<NodeName, v1::AgentOrder>,
+    workers: Sessions<(JobName, WorkerKey), v1::WorkerOrder>,
+    tickets: Tickets,
+    /// As last stored.
+    specs: BTreeMap<JobName, JobSpec>,
+    plan_json: PlanJson,
+    watchers: broadcast::Sender<Arc<v1::JobEvent>>,
+    inputs: mpsc::Sender<Input>,
+}
+
+impl Coordinator {
+    /// Loads the store and tells the engine what it holds. `inputs` leads back to [`Self::run`].
+    pub async fn start(
+        timeouts: Timeouts,
+        clock: Clock,
+        store: Arc<dyn Store>,
+        watchers: broadcast::Sender<Arc<v1::JobEvent>>,
+        inputs: mpsc::Sender<Input>,
+    ) -> Result<Self, Failure> {
+        let stored = store.load().await.map_err(Failure::Open)?;
+        tracing::info!(jobs = stored.jobs.len(), incidents = stored.incidents.len(), "store loaded");
+        let specs = stored.jobs.iter();
+        let specs = specs.map(|job| (job.name.clone(), job.spec.clone()));
+        let mut coordinator = Self {
+            state: State::new(timeouts),
+            timeouts,
+            clock,
+            store,
+            agents: Sessions::default(),
+            workers: Sessions::default(),
+            tickets: Tickets::default(),
+            specs: specs.collect(),
+            plan_json: PlanJson::default(),
+            watchers,
+            inputs,
+        };
+        coordinator.feed(Event::Started { jobs: stored.jobs, incidents: stored.incidents }).await?;
+        Ok(coordinator)
+    }
+
+    /// Until `stop`, or until this daemon must not go on. Ends every session.
+    pub async fn run(
+        mut self,
+        mut inputs: mpsc::Receiver<Input>,
+        stop: impl Future<Output = ()>,
+    ) -> Result<(), Failure> {
+        let store = self.store.clone();
+        let mut lost = std::pin::pin!(store.leadership_lost());
+        let mut stop = std::pin::pin!(stop);
+        loop {
+            let wait =
+                self.state.next_deadline().map(|deadline| self.clock.until(deadline).max(SHORTEST_WAIT));
+            let tick = async {
+                match wait {
+                    Some(wait) => sleep(wait).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = &mut stop => return Ok(()),
+                error = &mut lost => return Err(Failure::Leadership(error)),
+                () = tick => self.feed(Event::Tick).await?,
+                input = inputs.recv() => match input {
+                    Some(input) => self.take(input).await?,
+                    None => return Ok(()),
+                },
+            }
+        }
+    }
+
+    async fn take(&mut self, input: Input) -> Result<(), Failure> {
+        match input {
+            Input::AgentOpened { node, session, hello } => {
+                session.send(convert::agent_welcome(&self.timeouts));
+                self.agents.open(node, session);
+                self.feed(hello).await
+            }
+            Input::WorkerOpened { job, worker, session, hello } => {
+                self.open_worker(job, worker, session, hello).await
+            }
+            Input::Said { peer, session, said } => match said {
+                _ if !self.is_current(&peer, session) => Ok(()),
+                Said::Event(event) => self.feed(event).await,
+                Said::Numbered(number, event) => {
+                    self.feed(event).await?;
+                    match self.acknowledge(&peer, number) {
+                        Some(closed) => self.feed(closed).await,
+                        None => Ok(()),
+                    }
+                }
+                Said::Alive => Ok(()),
+            },
+            Input::Closed { peer, session } => match self.close(peer, session) {
+                Some(event) => self.feed(event).await,
+                None => Ok(()),
+            },
+            Input::Planned(event) => self.feed(event).await,
+            Input::PlannerDied(problem) => Err(Failure::Internal(format!("the planner died: {problem}"))),
+            Input::Asked(request) => self.answer(request).await,
+        }
+    }
+
+    /// Steps the engine until nothing is left to tell it.
+    async fn feed(&mut self, event: Event) -> Result<(), Failure> {
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            for command in step(&mut self.state, self.clock.now(), event) {
+                events.extend(self.carry_out(command).await?);
+            }
+        }
+        Ok(())
+    }
+
+    async fn open_worker(
+        &mut self,
+        job: JobName,
+        worker: WorkerKey,
+        session: Session<v1::WorkerOrder>,
+        hello: Event,
+    ) -> Result<(), Failure> {
+        let Some(spec) = self.specs.get(&job) else {
+            tracing::warn!(%job, %worker, "a worker of an unknown job is told to stop");
+            session.send(convert::stop(format!("this daemon knows no job {job}")));
+            return Ok(());
+        };
+        session.send(convert::worker_welcome(spec, &self.timeouts));
+        self.workers.open((job, worker), session);
+        self.feed(hello).await
+    }
+
+    fn is_current(&self, peer: &Peer, session: SessionId) -> bool {
+        match peer {
+            Peer::Agent(node) => self.agents.is_current(node, session),
+            Peer::Worker(job, worker) => {
+                let key = (job.clone(), worker.clone());
+                self.workers.is_current(&key, session)
+            }
+        }
+    }
+
+    /// What the engine must hear of it; nothing when a newer session has replaced this one.
+    fn close(&mut self, peer: Peer, session: SessionId) -> Option<Event> {
+        match peer {
+            Peer::Agent(node) => {
+                self.agents.close(&node, session).then_some(Event::AgentDisconnected { node })
+            }
+            Peer::Worker(job, worker) => {
+                let key = (job, worker);
+                let closed = self.workers.close(&key, session);
+                let (job, worker) = key;
+                closed.then_some(Event::WorkerDisconnected { job, worker })
+            }
+        }
+    }
+
+    async fn answer(&mut self, request: Request) -> Result<(), Failure> {
+        // A caller that has gone does not need its answer.
+        match request {
+            Request::Submit(spec, reply) => {
+                let job = JobName(spec.name.clone());
+                let answer = match self.state.refuse_submit(&spec) {
+                    Some(refusal) => Err(refusal),
+                    None => {
+                        self.feed(Event::Submit { spec }).await?;
+                        Ok(self.state.job(&job))
+                    }
+                };
+                let _ = reply.send(answer);
+            }
+            Request::StopJob(job, reply) => {
+                let answer = match self.state.refuse_stop(&job) {
+                    Some(refusal) => Err(refusal),
+                    None => {
+                        self.feed(Event::StopJob { job: job.clone() }).await?;
+                        Ok(self.state.job(&job))
+                    }
+                };
+                let _ = reply.send(answer);
+            }
+            Request::DrainGpu(gpu, reply) => {
+                let answer = match self.state.refuse_drain(&gpu) {
+                    Some(refusal) => Err(refusal),
+                    None => Ok(self.feed(Event::DrainGpu { gpu }).await?),
+                };
+                let _ = reply.send(answer);
+            }
+            Request::RestoreGpu(gpu, reply) => {
+                let answer = match self.state.refuse_restore(&gpu) {
+                    Some(refusal) => Err(refusal),
+                    None => Ok(self.feed(Event::RestoreGpu { gpu }).await?),
+                };
+                let _ = reply.send(answer);
+            }
+            Request::GetJob(job, reply) => drop(reply.send(self.state.job(&job))),
+            Request::ListJobs(reply) => drop(reply.send(self.state.jobs())),
+            Request::ListNodes(reply) => drop(reply.send(self.state.nodes())),
+            Request::ListIncidents(job, reply) => {
+                let known = self.state.job(&job).is_some();
+                let _ = reply.send(known.then(|| self.state.incidents(&job)));
+            }
+        }
+        Ok(())
+    }
+}

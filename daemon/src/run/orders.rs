@@ -1,0 +1,175 @@
+//! Carries out the engine's commands.
+
+use super::Coordinator;
+use crate::failure::Failure;
+use crate::input::Input;
+use crate::rpc::convert;
+use crate::sessions::{Peer, Sent};
+use reknit_engine::{Command, Event, JobName, Notice, Participant, StepVote};
+use reknit_layout::{Epoch, NodeName, Plan, PlanRequest, Step, WorkerKey};
+use reknit_proto::v1;
+use std::sync::Arc;
+
+/// The last plan as JSON: all members of an epoch get the same one, and it may be large.
+#[derive(Debug, Default)]
+pub(super) struct PlanJson(Option<(Arc<Plan>, Vec<u8>)>);
+
+impl PlanJson {
+    fn of(&mut self, plan: &Arc<Plan>) -> Result<Vec<u8>, serde_json::Error> {
+        match &self.0 {
+            Some((last, json)) if Arc::ptr_eq(last, plan) => Ok(json.clone()),
+            Some(_) | None => {
+                let json = serde_json::to_vec(plan.as_ref())?;
+                self.0 = Some((plan.clone(), json.clone()));
+                Ok(json)
+            }
+        }
+    }
+}
+
+impl Coordinator {
+    /// What the engine must hear of it, if anything.
+    pub(super) async fn carry_out(&mut self, command: Command) -> Result<Option<Event>, Failure> {
+        match command {
+            Command::Persist(record) => {
+                let stored = self.store.put_job(&record).await;
+                stored.map_err(Failure::Persist)?;
+                self.specs.insert(record.name, record.spec);
+                Ok(None)
+            }
+            Command::PersistIncident(incident) => {
+                let stored = self.store.put_incident(&incident).await;
+                stored.map_err(Failure::Persist)?;
+                Ok(None)
+            }
+            Command::Spawn { node, job, worker } => Ok(self.order_agent(node, convert::spawn(&job, &worker))),
+            Command::Fence { node, job, worker } => Ok(self.order_agent(node, convert::fence(&job, &worker))),
+            Command::CloseEpoch { job, worker, epoch, reason } => {
+                Ok(self.order_worker(job, worker, convert::close_epoch(epoch, reason)))
+            }
+            Command::Pause { job, worker, epoch } => {
+                Ok(self.order_worker(job, worker, convert::pause(epoch)))
+            }
+            Command::Prepare { job, worker, epoch, plan, participants, resume_step, vote } => {
+                self.prepare(job, worker, epoch, &plan, &participants, resume_step, vote)
+            }
+            Command::Resume { job, worker, epoch } => {
+                Ok(self.order_worker(job, worker, convert::resume(epoch)))
+            }
+            Command::Stop { job, worker, reason } => {
+                Ok(self.order_worker(job, worker, convert::stop(reason)))
+            }
+            Command::Plan { job, epoch, spec, members, holdings, fresh } => {
+                let work = move || {
+                    let request =
+                        PlanRequest { job: &spec, epoch, members: &members, holdings: &holdings, fresh };
+                    reknit_layout::plan(&request)
+                };
+                self.plan(job, epoch, work);
+                Ok(None)
+            }
+            Command::Notify { job, notice } => {
+                self.notify(&job, notice);
+                Ok(None)
+            }
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)] // The fields of one command.
+    fn prepare(
+        &mut self,
+        job: JobName,
+        worker: WorkerKey,
+        epoch: Epoch,
+        plan: &Arc<Plan>,
+        participants: &[Participant],
+        resume_step: Step,
+        vote: Option<StepVote>,
+    ) -> Result<Option<Event>, Failure> {
+        let ticket = self
+            .tickets
+            .of(&job, epoch)
+            .map_err(|error| Failure::Internal(format!("the kernel gives no random bytes: {error}")))?;
+        let Some(ticket) = ticket else {
+            return Err(Failure::Internal(format!(
+                "job {job}: epoch {epoch} was prepared after a newer one (ONE-EPOCH)"
+            )));
+        };
+        let plan = self
+            .plan_json
+            .of(plan)
+            .map_err(|error| Failure::Internal(format!("job {job}: the plan has no JSON form: {error}")))?;
+        let order = convert::prepare(&job, epoch, plan, participants, ticket, resume_step, vote);
+        Ok(self.order_worker(job, worker, order))
+    }
+
+    /// Off the loop. A planner that dies is answered by nobody, so the loop is told.
+    fn plan<F>(&self, job: JobName, epoch: Epoch, work: F)
+    where
+        F: FnOnce() -> Result<Plan, reknit_layout::PlanError> + Send + 'static,
+    {
+        let inputs = self.inputs.clone();
+        tokio::spawn(async move {
+            let input = match tokio::task::spawn_blocking(work).await {
+                Ok(result) => Input::Planned(Event::Planned { job, epoch, result }),
+                Err(panic) => Input::PlannerDied(format!("job {job}, epoch {epoch}: {panic}")),
+            };
+            // The loop has ended when nobody takes it.
+            let _ = inputs.send(input).await;
+        });
+    }
+
+    fn order_agent(&mut self, node: NodeName, order: v1::AgentOrder) -> Option<Event> {
+        let sent = self.agents.send(&node, order);
+        report(sent, &Peer::Agent(node.clone())).then_some(Event::AgentDisconnected { node })
+    }
+
+    fn order_worker(&mut self, job: JobName, worker: WorkerKey, order: v1::WorkerOrder) -> Option<Event> {
+        let key = (job, worker);
+        let sent = self.workers.send(&key, order);
+        let (job, worker) = key;
+        let peer = Peer::Worker(job.clone(), worker.clone());
+        report(sent, &peer).then_some(Event::WorkerDisconnected { job, worker })
+    }
+
+    pub(super) fn acknowledge(&mut self, peer: &Peer, number: u64) -> Option<Event> {
+        match peer {
+            Peer::Agent(node) => self.order_agent(node.clone(), convert::health_ack(number)),
+            Peer::Worker(..) => None,
+        }
+    }
+
+    fn notify(&self, job: &JobName, notice: Notice) {
+        match &notice {
+            Notice::Step { .. } | Notice::Worker { .. } => {}
+            Notice::Phase { phase, explanation } => {
+                tracing::info!(%job, phase = convert::phase(*phase), explanation);
+            }
+            Notice::Layout { epoch, degrees, .. } => {
+                tracing::info!(%job, %epoch, ?degrees, "layout committed");
+            }
+            Notice::Incident(incident) => {
+                tracing::info!(%job, id = incident.id, signal = incident.signal, "incident");
+            }
+            Notice::Note(text) => tracing::info!(%job, text),
+        }
+        // An error says that nobody watches.
+        let event = convert::job_event(self.clock.now(), job, notice);
+        let _ = self.watchers.send(Arc::new(event));
+    }
+}
+
+/// True when the session was closed by it.
+fn report(sent: Sent, peer: &Peer) -> bool {
+    match sent {
+        Sent::Queued => false,
+        Sent::NoSession => {
+            tracing::debug!(%peer, "an order was dropped: not connected");
+            false
+        }
+        Sent::Closed => {
+            tracing::warn!(%peer, "does not take its orders; its session is closed");
+            true
+        }
+    }
+}

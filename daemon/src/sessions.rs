@@ -1,0 +1,148 @@
+//! The loop's end of the streams to agents and workers.
+
+use reknit_engine::JobName;
+use reknit_layout::{NodeName, WorkerKey};
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::{mpsc, oneshot};
+use tonic::Status;
+
+/// Who is at the other end.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Peer {
+    Agent(NodeName),
+    Worker(JobName, WorkerKey),
+}
+
+impl std::fmt::Display for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Agent(node) => write!(f, "agent of {node}"),
+            Self::Worker(job, worker) => write!(f, "worker {worker} of {job}"),
+        }
+    }
+}
+
+/// Tells the sessions of one peer apart: what an old one still says does not count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SessionId(u64);
+
+/// Dropping it ends the stream.
+#[derive(Debug)]
+pub struct Session<O> {
+    id: SessionId,
+    orders: mpsc::Sender<Result<O, Status>>,
+    _open: oneshot::Sender<Infallible>,
+}
+
+/// The stream's end of a session.
+#[derive(Debug)]
+pub struct StreamEnd<O> {
+    pub id: SessionId,
+    pub orders: mpsc::Receiver<Result<O, Status>>,
+    /// Resolves when the loop has dropped the session.
+    pub dropped: oneshot::Receiver<Infallible>,
+    /// To end the stream with an error.
+    pub failure: mpsc::WeakSender<Result<O, Status>>,
+}
+
+/// Both ends of a new session that holds up to `backlog` orders not yet taken.
+pub fn session<O>(backlog: usize) -> (Session<O>, StreamEnd<O>) {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let id = SessionId(NEXT.fetch_add(1, Ordering::Relaxed));
+    let (sender, orders) = mpsc::channel(backlog);
+    let (open, dropped) = oneshot::channel();
+    let failure = sender.downgrade();
+    let session = Session { id, orders: sender, _open: open };
+    let end = StreamEnd { id, orders, dropped, failure };
+    (session, end)
+}
+
+impl<O> Session<O> {
+    /// False when the peer does not take its orders.
+    pub fn send(&self, order: O) -> bool {
+        self.orders.try_send(Ok(order)).is_ok()
+    }
+}
+
+/// What became of an order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sent {
+    Queued,
+    /// There is no session: the peer reconciles when it opens one.
+    NoSession,
+    /// The peer did not take its orders, so its session was closed now.
+    Closed,
+}
+
+/// The current session of every peer of one kind.
+#[derive(Debug)]
+pub struct Sessions<K, O> {
+    open: BTreeMap<K, Session<O>>,
+}
+
+impl<K: Ord, O> Default for Sessions<K, O> {
+    fn default() -> Self {
+        Self { open: BTreeMap::new() }
+    }
+}
+
+impl<K: Ord, O> Sessions<K, O> {
+    /// Ends the one before, if there is one.
+    pub fn open(&mut self, key: K, session: Session<O>) {
+        self.open.insert(key, session);
+    }
+
+    pub fn is_current(&self, key: &K, id: SessionId) -> bool {
+        self.open.get(key).is_some_and(|session| session.id == id)
+    }
+
+    /// False when `id` is not the current session.
+    pub fn close(&mut self, key: &K, id: SessionId) -> bool {
+        self.is_current(key, id) && self.open.remove(key).is_some()
+    }
+
+    /// Never waits.
+    pub fn send(&mut self, key: &K, order: O) -> Sent {
+        match self.open.get(key) {
+            None => Sent::NoSession,
+            Some(session) if session.send(order) => Sent::Queued,
+            Some(_) => {
+                self.open.remove(key);
+                Sent::Closed
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_session_replaces_the_old_one() {
+        let mut sessions = Sessions::default();
+        let (first, mut first_end) = session::<u32>(1);
+        let (second, second_end) = session(1);
+        sessions.open("a", first);
+        sessions.open("a", second);
+        assert!(first_end.dropped.try_recv().is_err());
+        assert!(first_end.orders.is_closed());
+        assert!(!sessions.close(&"a", first_end.id));
+        assert!(sessions.is_current(&"a", second_end.id));
+        assert!(sessions.close(&"a", second_end.id));
+    }
+
+    #[test]
+    fn a_peer_that_takes_no_orders_is_closed() {
+        let mut sessions = Sessions::default();
+        let (one, end) = session(2);
+        sessions.open("a", one);
+        assert_eq!(sessions.send(&"a", 1), Sent::Queued);
+        assert_eq!(sessions.send(&"a", 2), Sent::Queued);
+        assert_eq!(sessions.send(&"a", 3), Sent::Closed);
+        assert_eq!(sessions.send(&"a", 4), Sent::NoSession);
+        assert!(!sessions.is_current(&"a", end.id));
+    }
+}

@@ -1,0 +1,205 @@
+//! One file in the state directory, for a single daemon.
+
+use super::{FORMAT, Snapshot, Store, StoreError, decode, encode};
+use async_trait::async_trait;
+use redb::backends::InMemoryBackend;
+use redb::{Database, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition};
+use reknit_engine::{Incident, JobRecord};
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const META: TableDefinition<'_, &str, u32> = TableDefinition::new("meta");
+const JOBS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("jobs");
+const INCIDENTS: TableDefinition<'_, (&str, u64), &[u8]> = TableDefinition::new("incidents");
+const FORMAT_KEY: &str = "format";
+/// The state of many jobs is a few megabytes.
+const CACHE_BYTES: usize = 4 << 20;
+
+/// `reknitd.redb`, with `reknitd.lock` beside it: who holds the lock is the only daemon that writes.
+#[derive(Debug)]
+pub struct Embedded {
+    path: PathBuf,
+    database: Arc<Database>,
+    /// Freed by the kernel when the process ends, however it ends.
+    _lock: File,
+}
+
+impl Embedded {
+    /// Takes the lock, checks what is there without touching it, and opens it. Makes an empty one if there is none.
+    pub async fn open(state_dir: &Path) -> Result<Self, StoreError> {
+        let dir = state_dir.to_owned();
+        let place = dir.join("reknitd.redb").display().to_string();
+        match tokio::task::spawn_blocking(move || Self::open_blocking(&dir)).await {
+            Ok(opened) => opened,
+            // redb may panic on a file that something else wrote to.
+            Err(panic) => Err(StoreError::Corrupt { place, problem: panic.to_string() }),
+        }
+    }
+
+    fn open_blocking(state_dir: &Path) -> Result<Self, StoreError> {
+        fs::create_dir_all(state_dir).map_err(io_at(state_dir))?;
+        let lock_path = state_dir.join("reknitd.lock");
+        let lock = File::create(&lock_path).map_err(io_at(&lock_path))?;
+        lock.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => StoreError::InUse { place: state_dir.display().to_string() },
+            TryLockError::Error(source) => io_at(&lock_path)(source),
+        })?;
+        let path = state_dir.join("reknitd.redb");
+        match fs::read(&path) {
+            Ok(bytes) => {
+                read_all(&path, &verified_copy(&path, &bytes)?)?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => create(&path)?,
+            Err(error) => return Err(io_at(&path)(error)),
+        }
+        let database = Database::builder().set_cache_size(CACHE_BYTES).open(&path).map_err(corrupt(&path))?;
+        Ok(Self { path, database: Arc::new(database), _lock: lock })
+    }
+
+    /// One durable transaction, off the runtime's threads.
+    async fn commit(
+        &self,
+        write: impl FnOnce(&redb::WriteTransaction) -> Result<(), redb::Error> + Send + 'static,
+    ) -> Result<(), StoreError> {
+        let (database, path) = (self.database.clone(), self.path.clone());
+        let task = tokio::task::spawn_blocking(move || {
+            let transaction = database.begin_write()?;
+            write(&transaction)?;
+            Ok(transaction.commit()?)
+        });
+        let done = task.await.map_err(|panic| panic.to_string());
+        done.and_then(|done: Result<(), redb::Error>| done.map_err(|error| error.to_string())).map_err(
+            |problem| StoreError::Io { place: path.display().to_string(), source: io::Error::other(problem) },
+        )
+    }
+}
+
+#[async_trait]
+impl Store for Embedded {
+    async fn load(&self) -> Result<Snapshot, StoreError> {
+        let (database, path) = (self.database.clone(), self.path.clone());
+        let task = tokio::task::spawn_blocking(move || read_all(&path, &database));
+        task.await.map_err(corrupt(&self.path))?
+    }
+
+    async fn put_job(&self, record: &JobRecord) -> Result<(), StoreError> {
+        let (name, value) = (record.name.0.clone(), encode(&record.name.0, record)?);
+        self.commit(move |transaction| {
+            let mut jobs = transaction.open_table(JOBS)?;
+            jobs.insert(name.as_str(), value.as_slice())?;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn put_incident(&self, incident: &Incident) -> Result<(), StoreError> {
+        let (job, id) = (incident.job.0.clone(), incident.id);
+        let value = encode(&job, incident)?;
+        self.commit(move |transaction| {
+            let mut incidents = transaction.open_table(INCIDENTS)?;
+            incidents.insert((job.as_str(), id), value.as_slice())?;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn leadership_lost(&self) -> StoreError {
+        std::future::pending().await
+    }
+
+    async fn release(&self) {}
+}
+
+/// The whole file, checked page by page in memory: a damaged file is found without writing to it, where
+/// opening it in place would repair and so overwrite it.
+fn verified_copy(path: &Path, bytes: &[u8]) -> Result<Database, StoreError> {
+    if bytes.is_empty() {
+        return Err(corrupt(path)("it is empty"));
+    }
+    let copy = InMemoryBackend::new();
+    let filled = copy.set_len(bytes.len() as u64).and_then(|()| copy.write(0, bytes));
+    filled.map_err(|error| corrupt(path)(format!("{error:?}")))?;
+    let mut builder = Database::builder();
+    builder
+        .set_cache_size(CACHE_BYTES)
+        .set_check_integrity_on_open(true)
+        .create_with_backend(copy)
+        .map_err(corrupt(path))
+}
+
+/// Whole or not at all: written beside its place and then renamed.
+fn create(path: &Path) -> Result<(), StoreError> {
+    let fresh = path.with_extension("new");
+    match fs::remove_file(&fresh) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io_at(&fresh)(error)),
+        Ok(()) | Err(_) => {}
+    }
+    let write = || -> Result<(), redb::Error> {
+        let database = Database::create(&fresh)?;
+        let transaction = database.begin_write()?;
+        transaction.open_table(META)?.insert(FORMAT_KEY, FORMAT)?;
+        transaction.open_table(JOBS)?;
+        transaction.open_table(INCIDENTS)?;
+        transaction.commit()?;
+        Ok(())
+    };
+    write().map_err(|error| io_at(&fresh)(io::Error::other(error)))?;
+    fs::rename(&fresh, path).map_err(io_at(path))?;
+    let dir = path.parent().unwrap_or(Path::new("."));
+    let synced = File::open(dir).and_then(|dir| dir.sync_all());
+    synced.map_err(io_at(dir))
+}
+
+/// As the tables give it.
+#[derive(Default)]
+struct Raw {
+    format: Option<u32>,
+    jobs: Vec<Vec<u8>>,
+    incidents: Vec<Vec<u8>>,
+}
+
+fn read_raw(database: &Database) -> Result<Raw, redb::Error> {
+    let transaction = database.begin_read()?;
+    let format = transaction.open_table(META)?.get(FORMAT_KEY)?;
+    let mut raw = Raw { format: format.map(|value| value.value()), ..Raw::default() };
+    if raw.format.is_some_and(|format| format > FORMAT) {
+        return Ok(raw);
+    }
+    for entry in transaction.open_table(JOBS)?.iter()? {
+        raw.jobs.push(entry?.1.value().to_vec());
+    }
+    for entry in transaction.open_table(INCIDENTS)?.iter()? {
+        raw.incidents.push(entry?.1.value().to_vec());
+    }
+    Ok(raw)
+}
+
+fn read_all(path: &Path, database: &Database) -> Result<Snapshot, StoreError> {
+    let raw = read_raw(database).map_err(corrupt(path))?;
+    let place = path.display().to_string();
+    match raw.format {
+        None => return Err(corrupt(path)("it has no format number")),
+        Some(found) if found > FORMAT => return Err(StoreError::Newer { place, found }),
+        Some(_) => {}
+    }
+    Ok(Snapshot { jobs: decode_each(&place, &raw.jobs)?, incidents: decode_each(&place, &raw.incidents)? })
+}
+
+fn decode_each<T: serde::de::DeserializeOwned>(
+    place: &str,
+    values: &[Vec<u8>],
+) -> Result<Vec<T>, StoreError> {
+    values.iter().map(|value| decode(place, value)).collect()
+}
+
+fn io_at(path: &Path) -> impl FnOnce(io::Error) -> StoreError {
+    let place = path.display().to_string();
+    move |source| StoreError::Io { place, source }
+}
+
+fn corrupt<E: ToString>(path: &Path) -> impl FnOnce(E) -> StoreError {
+    let place = path.display().to_string();
+    move |problem| StoreError::Corrupt { place, problem: problem.to_string() }
+}

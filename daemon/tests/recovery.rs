@@ -1,0 +1,119 @@
+//! A job on the wire: to Running, through a daemon's death, and through a worker's.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use reknit_proto::v1;
+use std::collections::BTreeSet;
+use support::peers::{Node, Told};
+use support::{Daemon, submit, wait_for_job};
+
+fn running(step: u64) -> impl Fn(&v1::Job) -> bool {
+    move |job| job.phase == "Running" && job.committed_step >= step
+}
+
+#[tokio::test]
+async fn a_job_runs_outlives_its_daemon_and_a_worker() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::embedded(dir.path());
+    let address = daemon.address.clone();
+    let mut admin = daemon.admin().await;
+    let mut node = Node::start(address.clone(), 2);
+
+    submit(&mut admin, "j").await;
+    let first = wait_for_job(&mut admin, "j", running(1)).await;
+    assert_eq!((first.committed_step, first.workers.len()), (1, 2));
+    assert_eq!(first.last_loss, 5.0);
+
+    let mut tickets = BTreeSet::new();
+    let mut prepared = 0;
+    let mut resumed = 0;
+    while resumed < 2 {
+        match node.next_told().await {
+            Told::Prepare { epoch, ticket, .. } => {
+                assert_eq!((epoch, ticket.len()), (first.epoch, 32));
+                tickets.insert(ticket);
+                prepared += 1;
+            }
+            Told::Resume { epoch, .. } => {
+                assert_eq!(epoch, first.epoch);
+                resumed += 1;
+            }
+            Told::Welcome { .. } => {}
+            told @ (Told::Close { .. } | Told::Stop { .. }) => panic!("{told:?}"),
+        }
+    }
+    assert_eq!((prepared, tickets.len()), (2, 1), "one ticket for all members");
+
+    // The daemon dies. Nobody is told to stop, and the job goes on under the same epoch.
+    daemon.kill();
+    let state = dir.path().to_str().unwrap();
+    let daemon = Daemon::start(&["--listen", &address, "--state-dir", state]);
+    let mut admin = daemon.admin().await;
+    let again = wait_for_job(&mut admin, "j", running(1)).await;
+    assert_eq!((again.epoch, again.committed_step), (first.epoch, 1));
+    for _ in 0..2 {
+        let told = node.next_told().await;
+        assert!(matches!(told, Told::Welcome { .. }), "{told:?}");
+    }
+
+    // A worker dies: the other one goes on alone, under a new epoch with a new ticket.
+    node.kill_worker("GPU-0");
+    let alone = |job: &v1::Job| running(2)(job) && job.epoch > first.epoch;
+    let after = wait_for_job(&mut admin, "j", alone).await;
+    let told = loop {
+        if let Told::Prepare { epoch, ticket, .. } = node.next_told().await {
+            break (epoch, ticket);
+        }
+    };
+    assert!(told.0 > first.epoch && told.0 <= after.epoch);
+    assert!(!tickets.contains(&told.1), "an epoch's ticket is never used again");
+
+    let job = "j".to_owned();
+    let incidents = admin.list_incidents(v1::ListIncidentsRequest { job }).await.unwrap();
+    let incident = incidents.into_inner().incidents.pop().expect("an incident");
+    assert_eq!((incident.kind.as_str(), incident.gpu.as_str()), ("worker_killed", "GPU-0"));
+    assert!(incident.signal.contains("signal 9"), "{incident:?}");
+    let log = daemon.log.join("\n");
+    assert!(!log.contains("ticket"), "{log}");
+}
+
+#[tokio::test]
+async fn streams_must_begin_with_hello_and_unknown_workers_are_told_to_stop() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::embedded(dir.path());
+    let url = format!("http://{}", daemon.address);
+    let mut client = v1::worker_client::WorkerClient::connect(url.clone()).await.unwrap();
+
+    let progress = v1::worker_report::Report::Progress(v1::Progress::default());
+    let report = v1::WorkerReport { report: Some(progress) };
+    let refused = client.session(tokio_stream::once(report)).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+    assert!(refused.message().contains("Hello"), "{refused}");
+
+    let report = v1::WorkerReport {
+        report: Some(v1::worker_report::Report::Hello(v1::WorkerHello {
+            worker: Some(v1::WorkerKey { job: "gone".to_owned(), gpu: "GPU-0".to_owned(), incarnation: 3 }),
+            node: "n0".to_owned(),
+            endpoint: Some(v1::Endpoint::default()),
+            pid: 1,
+            state: Some(v1::WorkerState { phase: 1, ..v1::WorkerState::default() }),
+        })),
+    };
+    let (_open, orders) = tokio::sync::mpsc::channel(1);
+    let hello = tokio_stream::StreamExt::chain(
+        tokio_stream::once(report),
+        tokio_stream::wrappers::ReceiverStream::new(orders),
+    );
+    let mut orders = client.session(hello).await.unwrap().into_inner();
+    let order = orders.message().await.unwrap().unwrap().order;
+    assert!(matches!(order, Some(v1::worker_order::Order::Stop(_))), "{order:?}");
+    assert_eq!(orders.message().await.unwrap(), None);
+
+    let mut agent = v1::agent_client::AgentClient::connect(url).await.unwrap();
+    let nameless = v1::agent_report::Report::Hello(v1::AgentHello::default());
+    let report = v1::AgentReport { report: Some(nameless) };
+    let refused = agent.session(tokio_stream::once(report)).await.unwrap_err();
+    assert_eq!(refused.message(), "node is missing");
+}
