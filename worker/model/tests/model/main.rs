@@ -1,5 +1,6 @@
 //! The model as a whole: gradients, sharding, movement of state, training.
 
+mod definition;
 mod differences;
 mod optimizer;
 mod reshard;
