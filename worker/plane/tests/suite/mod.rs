@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 use reknit_plane::{Buffer, Element, Group, GroupSpec, Op, Plane, PlaneError, Reduce, Ticket};
+use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
@@ -19,19 +20,25 @@ pub fn spec(planes: &[Box<dyn Plane>], rank: usize, epoch: u64, name: &str) -> G
     }
 }
 
-/// Runs `body` once per rank, each on its own thread and in its own member of one group. Results in rank order.
+/// Runs `body` once per rank, each on its own thread and in its own member of one group, once all have joined.
+/// Results in rank order.
 pub fn ranks<R: Send>(
     planes: &[Box<dyn Plane>],
     epoch: u64,
     name: &str,
     body: impl Fn(Box<dyn Group>) -> R + Sync,
 ) -> Vec<R> {
+    let all_joined = Barrier::new(planes.len());
     thread::scope(|scope| {
         let threads: Vec<_> = (0..planes.len())
             .map(|rank| {
                 let spec = spec(planes, rank, epoch, name);
-                let body = &body;
-                scope.spawn(move || body(planes[rank].join(spec).unwrap()))
+                let (body, all_joined) = (&body, &all_joined);
+                scope.spawn(move || {
+                    let group = planes[rank].join(spec).unwrap();
+                    all_joined.wait();
+                    body(group)
+                })
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -314,7 +321,8 @@ fn abort_unblocks_wait(planes: &[Box<dyn Plane>]) {
     }
     let mut groups = ranks(planes, 3, "abort", |group| group);
     let aborter = groups[0].aborter();
-    let work = groups[0].submit(Op::Barrier, PATIENCE);
+    let op = Op::Recv { from: 1, buffer: Buffer::F32(vec![0.0; 4]) };
+    let work = groups[0].submit(op, PATIENCE);
     let waiting = thread::spawn(move || work.wait());
     aborter.abort(AbortReason::Sibling);
     aborter.abort(AbortReason::Leaving);
