@@ -83,10 +83,14 @@ pub(crate) enum Moment {
         resume_step: u64,
         bytes_moved: u64,
     },
-    /// The fault with this index has been detected.
-    Detected(usize),
     /// The fault with this index has healed: a step was committed after it.
     Recovered(usize),
+    /// A change that is no fault of ours is over: what it was, where, and how long it took until the next step.
+    Changed {
+        what: String,
+        place: String,
+        ms: f64,
+    },
     Worker {
         place: String,
         node: String,
@@ -173,18 +177,19 @@ impl Record {
     }
 
     fn incident(&mut self, incident: &Incident) -> Option<Moment> {
+        let over = incident.recovered_us != 0;
         let Some(index) = self.fault_of(incident) else {
-            self.others.insert(incident.id, incident.clone());
-            return None;
+            let before = self.others.insert(incident.id, incident.clone());
+            let known = before.is_some_and(|before| before.recovered_us != 0);
+            return (over && !known).then(|| Moment::Changed {
+                what: incident.signal.clone(),
+                place: incident.place.clone(),
+                ms: incident.recovered_us.saturating_sub(incident.detected_us) as f64 / 1000.0,
+            });
         };
-        let fault = &mut self.faults[index];
-        let before = fault.incident.replace(incident.clone());
-        let was_recovered = before.as_ref().is_some_and(|before| before.recovered_us != 0);
-        if incident.recovered_us != 0 && !was_recovered {
-            Some(Moment::Recovered(index))
-        } else {
-            before.is_none().then_some(Moment::Detected(index))
-        }
+        let before = self.faults[index].incident.replace(incident.clone());
+        let known = before.is_some_and(|before| before.recovered_us != 0);
+        (over && !known).then_some(Moment::Recovered(index))
     }
 
     /// The fault that an incident tells of: known by its id, else the newest one at that place or GPU without one.

@@ -92,11 +92,13 @@ fn an_incident_belongs_to_the_fault_at_its_place() {
     let healed = Incident { recovered_us: 9_000, ..open.clone() };
     let mut told = |incident: &Incident| record.observe(&event(0, Event::Incident(incident.clone())));
     assert_eq!(told(&elsewhere), None);
-    assert_eq!(told(&open), Some(Moment::Detected(0)));
     assert_eq!(told(&open), None);
     assert_eq!(told(&rejoin), None);
     assert_eq!(told(&healed), Some(Moment::Recovered(0)));
     assert_eq!(told(&healed), None);
+    let rejoined = Incident { signal: "gpu returned".to_owned(), recovered_us: 7_000, ..rejoin };
+    let changed = Moment::Changed { what: "gpu returned".to_owned(), place: "1.0.2".to_owned(), ms: 4.0 };
+    assert_eq!(told(&rejoined), Some(changed));
     assert_eq!(record.phases(0).unwrap().total, 8.0);
     assert_eq!(record.others.keys().copied().collect::<Vec<_>>(), [2, 3]);
 }

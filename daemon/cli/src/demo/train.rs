@@ -138,8 +138,8 @@ impl Run<'_> {
             Moment::Phase { .. }
             | Moment::Step(_)
             | Moment::Layout { .. }
-            | Moment::Detected(_)
             | Moment::Recovered(_)
+            | Moment::Changed { .. }
             | Moment::Worker { .. }
             | Moment::Note(_) => Ok(()),
         }

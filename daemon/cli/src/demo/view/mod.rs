@@ -93,8 +93,12 @@ impl View {
                 );
                 self.say(Line::new().add(Style::Green, text));
             }
-            Moment::Detected(index) => self.detected(record, *index),
             Moment::Recovered(index) => self.recovered(record, *index),
+            Moment::Changed { what, place, ms } => {
+                self.headline = format!("{what} at {place}: {ms:.0} ms from the pause to the next step");
+                let text = self.headline.clone();
+                self.say(Line::new().add(Style::Green, text));
+            }
             Moment::Worker { place, node, pid, state } => {
                 let place = if place.is_empty() { String::new() } else { format!(" {place}") };
                 self.say(
@@ -119,15 +123,6 @@ impl View {
         );
     }
 
-    fn detected(&mut self, record: &Record, index: usize) {
-        let Some(incident) = record.faults.get(index).and_then(|fault| fault.incident.as_ref()) else {
-            return;
-        };
-        let reporter = &incident.first_reporter;
-        let text = format!("detected at {}: {} (first seen by {reporter})", incident.place, incident.signal);
-        self.say(Line::new().add(Style::Yellow, text));
-    }
-
     fn recovered(&mut self, record: &Record, index: usize) {
         let (Some(fault), Some(phases)) = (record.faults.get(index), record.phases(index)) else { return };
         let what = match fault.kind {
@@ -146,6 +141,11 @@ impl View {
             line = line.add(style, format!("{name} {ms:.1}  "));
         }
         self.say(line);
+        if let Some(incident) = &fault.incident {
+            let (signal, reporter) = (&incident.signal, &incident.first_reporter);
+            let text = format!("recorded as {}: {signal}; first seen by {reporter}", incident.kind);
+            self.say(Line::new().add(Style::Yellow, text));
+        }
     }
 
     /// A line without a time, after the run.

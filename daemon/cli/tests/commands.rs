@@ -1,0 +1,103 @@
+//! The command line as an operator meets it: exit statuses, one-line errors, and nothing left behind.
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Output, Stdio};
+
+fn reknit(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_reknit"));
+    command.args(args).env_remove("REKNIT_DAEMON").output().unwrap()
+}
+
+/// The status and the error, which must be one line.
+#[track_caller]
+fn refused(args: &[&str]) -> (i32, String) {
+    let output = reknit(args);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(error.trim_end().lines().count(), 1, "{error}");
+    assert!(output.stdout.is_empty());
+    (output.status.code().unwrap(), error)
+}
+
+#[test]
+fn too_few_steps_for_the_faults() {
+    let (status, error) = refused(&["demo", "--steps", "5"]);
+    assert_eq!(status, 64);
+    assert!(error.contains("--steps 5"), "{error}");
+}
+
+#[test]
+fn data_that_cannot_be_read() {
+    let (status, error) = refused(&["demo", "--data", "/nowhere/text"]);
+    assert_eq!(status, 64);
+    assert!(error.contains("/nowhere/text"), "{error}");
+}
+
+#[test]
+fn a_job_file_with_an_unknown_key() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let text = String::from_utf8(reknit(&["job", "example"]).stdout).unwrap();
+    std::fs::write(file.path(), format!("colour = \"red\"\n{text}")).unwrap();
+    let (status, error) = refused(&["job", "submit", file.path().to_str().unwrap()]);
+    assert_eq!(status, 64);
+    assert!(error.contains("colour") && error.contains(file.path().to_str().unwrap()), "{error}");
+}
+
+#[test]
+fn the_example_is_a_valid_job_file() {
+    let output = reknit(&["job", "example"]);
+    assert!(output.status.success());
+    reknit_layout::JobSpec::parse(&String::from_utf8(output.stdout).unwrap(), "example").unwrap();
+}
+
+#[test]
+fn no_daemon() {
+    // The port was just free and is not listened on.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let address = format!("http://127.0.0.1:{port}");
+    for command in [&["job", "list"][..], &["node", "list"], &["incidents", "a"], &["events"]] {
+        let (status, error) = refused(&[command, &["--daemon", &address]].concat());
+        assert_eq!(status, 69);
+        assert!(error.contains(&address) && error.contains("reknitd"), "{error}");
+    }
+}
+
+#[test]
+fn wrong_usage() {
+    assert_eq!(reknit(&["no-such-command"]).status.code(), Some(64));
+    assert_eq!(reknit(&["--help"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_launched_program_ends_with_its_parent() {
+    let reknit = env!("CARGO_BIN_EXE_reknit");
+    let script = format!("'{reknit}' launch --parent $$ -- sleep 600 & echo $!; wait");
+    let mut parent = Command::new("sh").args(["-c", &script]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(parent.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let pid: i32 = line.trim().parse().unwrap();
+    let child = pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap();
+    let program = || std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+    while !program().ends_with("sleep") {
+        std::thread::yield_now();
+        assert!(
+            poll(&mut [PollFd::new(&child, PollFlags::IN)], Some(&limit(0))).unwrap() == 0,
+            "it ended early"
+        );
+    }
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    let ended = poll(&mut [PollFd::new(&child, PollFlags::IN)], Some(&limit(10))).unwrap();
+    assert_eq!(ended, 1, "the program outlived its parent");
+}
+
+#[test]
+fn a_program_is_not_launched_for_a_parent_that_is_gone() {
+    let output = reknit(&["launch", "--parent", "1", "--", "sleep", "600"]);
+    assert_eq!(output.status.code(), Some(1));
+}
+
+fn limit(seconds: i64) -> rustix::event::Timespec {
+    rustix::event::Timespec { tv_sec: seconds, tv_nsec: 0 }
+}
