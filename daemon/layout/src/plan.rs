@@ -10,7 +10,7 @@ pub struct PlanRequest<'a> {
     pub job: &'a JobSpec,
     /// The epoch of the layout to make.
     pub epoch: Epoch,
-    /// The workers that shall train, by nominal place. Places not named are inactive.
+    /// The workers that shall train, by nominal place, each at one. Places not named are inactive.
     pub members: &'a BTreeMap<Place, WorkerKey>,
     /// What every reachable worker holds, members and leaving ones alike. A worker that holds nothing may be absent.
     /// Only holdings at the newest step among them count: others cannot be brought there (SAME-STEP).
@@ -28,7 +28,9 @@ pub struct Plan {
     /// Every rank makes its state from the seed.
     pub fresh: bool,
     pub bytes_moved: u64,
-    /// The least that any plan to a balanced layout of these members must move into new owners.
+    /// The least that any plan to a balanced layout of these members must move into new owners. Balanced: at most one
+    /// unit between the slots of a group, and at full degree the sizes of the nominal layout (so that growth ends
+    /// where it began).
     pub bytes_lower_bound: u64,
 }
 

@@ -30,8 +30,20 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-fn jobs() -> impl Strategy<Value = JobSpec> {
-    let shape = (1..=4_u32, 1..=8_u32, 1..=2_u32, any::<bool>());
+fn any_job() -> impl Strategy<Value = JobSpec> {
+    jobs(1)
+}
+
+/// Jobs that outlive the loss of one slot.
+fn reducible_job() -> impl Strategy<Value = JobSpec> {
+    jobs(2).prop_map(|mut job| {
+        job.parallel.min_tensor = job.parallel.min_tensor.min(job.parallel.tensor - 1);
+        job
+    })
+}
+
+fn jobs(least: u32) -> impl Strategy<Value = JobSpec> {
+    let shape = (least..=4, least..=8, 1..=2_u32, any::<bool>());
     shape.prop_flat_map(|(data, tensor, pipeline, shrink)| {
         let units = || tensor..=tensor * 4 + 3;
         (units(), units(), units(), 1..=tensor).prop_map(move |(heads, ffn, vocab, least)| {
@@ -54,7 +66,7 @@ proptest! {
     })]
 
     #[test]
-    fn any_sequence_keeps_the_rules(job in jobs(), changes in prop::collection::vec(change(), 1..12)) {
+    fn any_sequence_keeps_the_rules(job in any_job(), changes in prop::collection::vec(change(), 1..12)) {
         let mut cluster = Cluster::start(job);
         for change in &changes {
             let places: Vec<Place> = cluster.members.keys().copied().collect();
@@ -114,8 +126,7 @@ proptest! {
 
     /// old -> new -> old is the identity on ownership, whatever the sizes.
     #[test]
-    fn loss_and_return_is_the_identity(job in jobs(), at in any::<prop::sample::Index>()) {
-        prop_assume!(job.parallel.data > 1 && job.parallel.tensor > job.parallel.min_tensor);
+    fn loss_and_return_is_the_identity(job in reducible_job(), at in any::<prop::sample::Index>()) {
         let mut cluster = Cluster::start(job);
         let nominal = cluster.plan.layout.groups.clone();
         let places: Vec<Place> = cluster.members.keys().copied().collect();
@@ -132,8 +143,7 @@ proptest! {
 
     /// With one reduced replica nothing travels in it, and elsewhere no more than what its missing slots owned.
     #[test]
-    fn one_loss_hands_over_only_the_extra_slot(job in jobs(), at in any::<prop::sample::Index>()) {
-        prop_assume!(job.parallel.data > 1 && job.parallel.tensor > job.parallel.min_tensor);
+    fn one_loss_hands_over_only_the_extra_slot(job in reducible_job(), at in any::<prop::sample::Index>()) {
         let mut cluster = Cluster::start(job);
         let nominal = cluster.plan.layout.groups.clone();
         let places: Vec<Place> = cluster.members.keys().copied().collect();
