@@ -5,8 +5,10 @@ use crate::watch::Watch;
 use anyhow::{Context, Result, bail, ensure};
 use reknit_proto::v1::admin_client::AdminClient;
 use reknit_proto::v1::{GetJobRequest, Job, ListIncidentsRequest, SubmitJobRequest, WatchEventsRequest};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -247,11 +249,20 @@ pub fn signal(pid: u32, signal: Signal) -> Result<()> {
 
 /// kill -9, and waits until the kernel says that it is gone.
 pub async fn kill_now(pid: u32) -> Result<()> {
-    let handle = Pid::from_raw(pid as i32).context("a pid is positive")?;
-    let pidfd = pidfd_open(handle, PidfdFlags::NONBLOCK)?;
-    kill_process(handle, Signal::KILL)?;
-    let ended = tokio::io::unix::AsyncFd::register_with_interest(pidfd, tokio::io::Interest::READABLE)?;
-    let _ = tokio::time::timeout(LIMIT, ended.readable()).await.context("it must end")??;
+    let handle = pidfd(pid)?;
+    signal(pid, Signal::KILL)?;
+    tokio::task::spawn_blocking(move || wait_for_end(&handle)).await?
+}
+
+fn pidfd(pid: u32) -> Result<OwnedFd> {
+    let number = Pid::from_raw(pid as i32).context("a pid is positive")?;
+    pidfd_open(number, PidfdFlags::empty()).with_context(|| format!("process {pid}"))
+}
+
+fn wait_for_end(process: &OwnedFd) -> Result<()> {
+    let mut poll = [PollFd::new(process, PollFlags::IN)];
+    let limit = Timespec { tv_sec: LIMIT.as_secs() as i64, tv_nsec: 0 };
+    ensure!(rustix::event::poll(&mut poll, Some(&limit))? == 1, "a process does not end within {LIMIT:?}");
     Ok(())
 }
 
@@ -264,11 +275,7 @@ fn is_worker(pid: u32) -> bool {
 }
 
 fn wait_limited(child: &mut Child) -> Result<std::process::ExitStatus> {
-    let pid = Pid::from_raw(child.id() as i32).context("a pid is positive")?;
-    let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-    let mut poll = [rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN)];
-    let limit = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
-    ensure!(rustix::event::poll(&mut poll, Some(&limit))? == 1, "process {} does not end", child.id());
+    wait_for_end(&pidfd(child.id())?)?;
     Ok(child.wait()?)
 }
 
