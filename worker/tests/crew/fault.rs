@@ -7,14 +7,14 @@ use std::time::Duration;
 
 /// What goes wrong, once, at the `at`-th operation (from 0) of the groups whose name starts with `group`.
 #[derive(Debug, Clone)]
-pub struct Fault {
-    pub group: &'static str,
-    pub at: u64,
-    pub how: How,
+pub(crate) struct Fault {
+    pub(crate) group: &'static str,
+    pub(crate) at: u64,
+    pub(crate) how: How,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
+pub(crate) enum How {
     /// The rank dies before the operation: its sockets close.
     Die,
     /// The operation succeeds, on this rank too, but this rank never learns of it.
@@ -22,19 +22,19 @@ pub enum How {
 }
 
 #[derive(Debug, Default)]
-pub struct Trigger {
+pub(crate) struct Trigger {
     fault: Mutex<Option<Fault>>,
     seen: AtomicU64,
-    pub fired: AtomicBool,
+    pub(crate) fired: AtomicBool,
 }
 
-pub struct FaultPlane {
-    pub inner: Arc<dyn Plane>,
-    pub trigger: Arc<Trigger>,
+pub(crate) struct FaultPlane {
+    pub(crate) inner: Arc<dyn Plane>,
+    pub(crate) trigger: Arc<Trigger>,
 }
 
 impl Trigger {
-    pub fn arm(&self, fault: Fault) {
+    pub(crate) fn arm(&self, fault: Fault) {
         self.seen.store(0, Ordering::SeqCst);
         self.fired.store(false, Ordering::SeqCst);
         *self.fault.lock().unwrap() = Some(fault);

@@ -2,7 +2,7 @@
 //!
 //! Here faults hit exact operations, which no signal to a process can do: the same faults at the same points.
 
-pub mod fault;
+pub(crate) mod fault;
 
 use fault::{Fault, FaultPlane, Trigger};
 use reknit_layout::{Epoch, GpuId, Holding, Incarnation, JobSpec, Place, Plan, PlanRequest, Step, WorkerKey};
@@ -17,30 +17,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-pub struct Seat<T: Real + Element> {
-    pub worker: WorkerKey,
-    pub place: Place,
-    pub rank: Rank<T>,
+pub(crate) struct Seat<T: Real + Element> {
+    pub(crate) worker: WorkerKey,
+    pub(crate) place: Place,
+    pub(crate) rank: Rank<T>,
     plane: Arc<dyn Plane>,
     trigger: Arc<Trigger>,
     /// An error in the last run.
-    pub failed: Option<String>,
+    pub(crate) failed: Option<String>,
 }
 
-pub struct Crew<T: Real + Element> {
-    pub job: Arc<JobSpec>,
-    pub seats: Vec<Seat<T>>,
-    pub epoch: Epoch,
-    pub committed: Step,
+pub(crate) struct Crew<T: Real + Element> {
+    pub(crate) job: Arc<JobSpec>,
+    pub(crate) seats: Vec<Seat<T>>,
+    pub(crate) epoch: Epoch,
+    pub(crate) committed: Step,
     /// The loss of every committed step, and the samples that went into it by replica.
-    pub losses: Vec<f64>,
-    pub samples: BTreeMap<Step, BTreeMap<u32, (u64, u32)>>,
-    pub rolled_forward: usize,
-    pub degrees: Vec<Vec<u32>>,
+    pub(crate) losses: Vec<f64>,
+    pub(crate) samples: BTreeMap<Step, BTreeMap<u32, (u64, u32)>>,
+    pub(crate) rolled_forward: usize,
+    pub(crate) degrees: Vec<Vec<u32>>,
     started: u64,
 }
 
-pub fn job(dir: &std::path::Path, dtype: &str, data: u32, tensor: u32, steps: u64) -> JobSpec {
+pub(crate) fn job(dir: &std::path::Path, dtype: &str, data: u32, tensor: u32, steps: u64) -> JobSpec {
     let text = dir.join("text.txt");
     let words: String = (0..4000).map(|i| format!("line {i} of {} words, ", i * 7919 % 1013)).collect();
     std::fs::write(&text, words).unwrap();
@@ -89,7 +89,7 @@ seed = 11
 
 impl<T: Real + Element> Crew<T> {
     /// Every place filled, epoch 1 running.
-    pub fn start(job: JobSpec) -> Self {
+    pub(crate) fn start(job: JobSpec) -> Self {
         let mut crew = Self {
             seats: Vec::new(),
             epoch: Epoch(0),
@@ -111,7 +111,7 @@ impl<T: Real + Element> Crew<T> {
     }
 
     /// A new worker for an empty place. It takes part from the next [`Crew::reform`] on.
-    pub fn hire(&mut self, place: Place) {
+    pub(crate) fn hire(&mut self, place: Place) {
         self.started += 1;
         let worker = WorkerKey {
             gpu: GpuId(format!("GPU-{}-{}", place.replica, place.slot)),
@@ -141,23 +141,23 @@ impl<T: Real + Element> Crew<T> {
         self.seats.sort_by_key(|seat| seat.place);
     }
 
-    pub fn seat(&mut self, place: Place) -> &mut Seat<T> {
+    pub(crate) fn seat(&mut self, place: Place) -> &mut Seat<T> {
         self.seats.iter_mut().find(|seat| seat.place == place).expect("the place is filled")
     }
 
-    pub fn arm(&mut self, place: Place, fault: Fault) {
+    pub(crate) fn arm(&mut self, place: Place, fault: Fault) {
         self.seat(place).trigger.arm(fault);
     }
 
     /// Buries the rank whose fault has fired.
-    pub fn bury(&mut self, place: Place) {
+    pub(crate) fn bury(&mut self, place: Place) {
         let at = self.seats.iter().position(|seat| seat.place == place).expect("the place is filled");
         let seat = self.seats.remove(at);
         assert!(seat.trigger.fired.load(Ordering::SeqCst), "the fault at {place} did not happen");
     }
 
     /// Trains up to and including `step`, or until an error; true if all got there.
-    pub fn train_to(&mut self, step: u64) -> bool {
+    pub(crate) fn train_to(&mut self, step: u64) -> bool {
         let outcomes = self.everyone(|seat| {
             let mut done = Vec::new();
             while seat.rank.committed().0 < step {
@@ -195,7 +195,7 @@ impl<T: Real + Element> Crew<T> {
     }
 
     /// A new epoch of everyone who sits: plan from what is held, prepare, commit, resume.
-    pub fn reform(&mut self, fresh: bool) -> Result<Plan, String> {
+    pub(crate) fn reform(&mut self, fresh: bool) -> Result<Plan, String> {
         let prepare = Arc::new(self.plan(fresh)?);
         let outcomes = self.everyone(|seat| {
             seat.rank.leave_epoch();
@@ -270,7 +270,7 @@ impl<T: Real + Element> Crew<T> {
     }
 
     /// Every unit's state is bit-equal in all replicas, and so are the replicated parameters.
-    pub fn digest(&self) -> String {
+    pub(crate) fn digest(&self) -> String {
         let mut units: BTreeMap<(reknit_layout::Axis, u32), Vec<(u32, u64)>> = BTreeMap::new();
         let mut replicated = Vec::new();
         for seat in &self.seats {
@@ -297,7 +297,7 @@ impl<T: Real + Element> Crew<T> {
     }
 
     /// SAMPLES: the committed steps cover the order without gap or repeat.
-    pub fn check_samples(&self) {
+    pub(crate) fn check_samples(&self) {
         let mut next = 0;
         for (step, replicas) in &self.samples {
             let mut parts: Vec<_> = replicas.values().filter(|(_, count)| *count > 0).collect();
@@ -312,6 +312,6 @@ impl<T: Real + Element> Crew<T> {
 }
 
 /// The error of a run that should have failed.
-pub fn refused(result: Result<Plan, String>) -> String {
+pub(crate) fn refused(result: Result<Plan, String>) -> String {
     result.err().expect("it must fail")
 }
