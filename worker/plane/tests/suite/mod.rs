@@ -68,14 +68,14 @@ impl Number for f64 {
 
 /// Values whose sum depends on the order of additions.
 pub fn values<T: Number>(rank: usize, len: usize, salt: u64) -> Vec<T> {
+    const MAGNITUDES: [f64; 4] = [1e-4, 1.0, 33.3, 1e4];
     let mut state = (rank as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ salt;
     (0..len)
         .map(|_| {
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
-            let magnitude = 10f64.powi((state % 9) as i32 - 4);
-            T::of(((state >> 11) as f64 / (1u64 << 53) as f64 - 0.5) * magnitude)
+            T::of(((state >> 40) as f64 - 8e6) * MAGNITUDES[state as usize % 4])
         })
         .collect()
 }
@@ -102,7 +102,7 @@ fn exact<T: Number>(buffer: Buffer, expected: &[T], what: &str) {
 }
 
 /// Lengths that meet every path: nothing, less than one element per rank, odd, small, several segments.
-const LENGTHS: [usize; 7] = [0, 1, 3, 1023, 4097, 10_007, 1_000_000];
+const LENGTHS: [usize; 7] = [0, 1, 3, 1023, 4097, 10_007, 300_001];
 
 pub fn conformance(make: impl Fn(usize) -> Vec<Box<dyn Plane>>) {
     for size in 1..=5 {
@@ -126,6 +126,7 @@ fn all_operations<T: Number>(mut group: Box<dyn Group>) {
         broadcast::<T>(&mut *group, len);
         pass_along::<T>(&mut *group, len);
     }
+    all_reduce::<T>(&mut *group, 1_000_000);
     let size = group.size();
     for per_rank in [0, 1, 1001, 70_000] {
         let even = vec![per_rank; size];

@@ -1,0 +1,181 @@
+//! Who does not belong to a group is kept out, and keeps nobody else out.
+
+use reknit_plane::{Endpoint, Group, GroupSpec, HostPlane, Op, Plane, PlaneError, Ticket};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::thread;
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn plane() -> HostPlane {
+    HostPlane::new("node", "127.0.0.1").unwrap()
+}
+
+fn spec(members: &[Endpoint], rank: usize) -> GroupSpec {
+    GroupSpec {
+        job: "job".into(),
+        epoch: 4,
+        name: "world".into(),
+        members: members.to_vec(),
+        rank,
+        ticket: Ticket([4; 32]),
+        deadline: PATIENCE,
+    }
+}
+
+/// Rank 0 waits for its join while `meanwhile` happens to it; then the right rank 1 comes, and both work.
+fn join_works_in_spite_of(meanwhile: impl FnOnce(&HostPlane, &[Endpoint])) {
+    let (zero, one) = (plane(), plane());
+    let members = [zero.endpoint(), one.endpoint()];
+    let barrier = |mut group: Box<dyn Group>| {
+        group.submit(Op::Barrier, PATIENCE).wait().unwrap();
+        group.retire();
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| barrier(zero.join(spec(&members, 0)).unwrap()));
+        meanwhile(&zero, &members);
+        barrier(one.join(spec(&members, 1)).unwrap());
+    });
+}
+
+fn refused(error: &PlaneError) -> bool {
+    matches!(error, PlaneError::Handshake { .. })
+}
+
+#[test]
+fn a_wrong_ticket_is_refused() {
+    join_works_in_spite_of(|_, members| {
+        let mut wrong = spec(members, 1);
+        wrong.ticket = Ticket([5; 32]);
+        let error = plane().join(wrong).unwrap_err();
+        assert!(refused(&error), "{error}");
+        assert!(!format!("{error:?}").contains("5, 5"), "the ticket is not shown");
+    });
+}
+
+#[test]
+fn a_wrong_rank_is_refused() {
+    join_works_in_spite_of(|_, members| {
+        let mut longer = members.to_vec();
+        longer.push(plane().endpoint());
+        let third = plane();
+        longer.truncate(1);
+        longer.extend([third.endpoint(), third.endpoint()]);
+        // Rank 2 of a group that rank 0 takes for one of two.
+        let mut wrong = spec(&longer, 2);
+        wrong.members[1] = members[0].clone();
+        let error = third.join(wrong).unwrap_err();
+        assert!(refused(&error), "{error}");
+    });
+}
+
+#[test]
+fn an_old_epoch_is_refused() {
+    join_works_in_spite_of(|zero, members| {
+        zero.abort_joins(3);
+        let mut old = spec(members, 1);
+        old.epoch = 3;
+        let error = plane().join(old).unwrap_err();
+        assert!(refused(&error), "{error}");
+        assert!(error.to_string().contains("epoch 3"), "{error}");
+    });
+}
+
+/// Another job's or epoch's rank waits for a join that never comes, and disturbs nobody.
+#[test]
+fn another_job_or_a_future_epoch_waits_apart() {
+    let changes: [fn(&mut GroupSpec); 2] = [|spec| spec.job.push('x'), |spec| spec.epoch += 1];
+    for change in changes {
+        join_works_in_spite_of(|_, members| {
+            let mut other = spec(members, 1);
+            change(&mut other);
+            other.deadline = Duration::from_millis(50);
+            let error = plane().join(other).unwrap_err();
+            assert!(
+                matches!(&error, PlaneError::Deadline { waiting_for, .. } if *waiting_for == [0]),
+                "{error}"
+            );
+        });
+    }
+}
+
+fn dial_unix(endpoint: &Endpoint) -> UnixStream {
+    UnixStream::connect_addr(&SocketAddr::from_abstract_name(&endpoint.unix).unwrap()).unwrap()
+}
+
+#[test]
+fn garbage_is_hung_up_on() {
+    join_works_in_spite_of(|zero, _| {
+        let endpoint = zero.endpoint();
+        let mut tcp = TcpStream::connect(&endpoint.tcp).unwrap();
+        tcp.set_read_timeout(Some(PATIENCE)).unwrap();
+        tcp.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        // Either an orderly end or a reset, since not all of it was read.
+        assert!(matches!(tcp.read(&mut [0; 16]), Ok(0) | Err(_)));
+        let mut unix = dial_unix(&endpoint);
+        unix.set_read_timeout(Some(PATIENCE)).unwrap();
+        // The right magic, then a body that makes no sense.
+        unix.write_all(b"reknit\0\x01\x10\x00").unwrap();
+        unix.write_all(&[0xff; 16]).unwrap();
+        assert!(matches!(unix.read(&mut [0; 16]), Ok(0)));
+    });
+}
+
+#[test]
+fn silent_strangers_use_up_nothing() {
+    let mut silent = Vec::new();
+    let mut started = Vec::new();
+    join_works_in_spite_of(|zero, _| {
+        for _ in 0..300 {
+            let mut unix = dial_unix(&zero.endpoint());
+            // One that was dropped for a later one already is fine too.
+            let _ = unix.write_all(b"rek");
+            started.push(unix);
+            silent.push(TcpStream::connect(zero.endpoint().tcp).unwrap());
+        }
+    });
+    // None of them is kept for longer than a hello may take.
+    for mut unix in started {
+        unix.set_read_timeout(Some(PATIENCE)).unwrap();
+        assert!(matches!(unix.read(&mut [0; 16]), Ok(0) | Err(_)));
+    }
+}
+
+#[test]
+fn a_dead_peer_fails_the_join_at_once() {
+    let (zero, one) = (plane(), plane());
+    let members = [zero.endpoint(), one.endpoint()];
+    drop(zero);
+    let error = one.join(spec(&members, 1)).unwrap_err();
+    assert!(matches!(error, PlaneError::PeerLost { rank: 0, .. }), "{error}");
+}
+
+#[test]
+fn dropping_a_plane_fails_its_groups_and_tells_the_peers() {
+    let (zero, one) = (plane(), plane());
+    let members = [zero.endpoint(), one.endpoint()];
+    let (mut first, mut second) = thread::scope(|scope| {
+        let first = scope.spawn(|| zero.join(spec(&members, 0)).unwrap());
+        let second = one.join(spec(&members, 1)).unwrap();
+        (first.join().unwrap(), second)
+    });
+    drop(zero);
+    let error = first.submit(Op::Barrier, PATIENCE).wait().unwrap_err();
+    assert!(matches!(error, PlaneError::Aborted { .. }), "{error}");
+    let error = second.submit(Op::Barrier, PATIENCE).wait().unwrap_err();
+    assert!(
+        matches!(&error, PlaneError::PeerLost { rank: 0, detail, .. } if detail.contains("going away")),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_address_that_nobody_can_reach_is_refused() {
+    for address in ["0.0.0.0", "::", "localhost", ""] {
+        let error = HostPlane::new("node", address).unwrap_err();
+        assert!(error.to_string().contains("IP address"), "{error}");
+    }
+}
