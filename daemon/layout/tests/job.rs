@@ -143,6 +143,16 @@ fn a_missing_key_or_table_is_named() {
     assert!(error.contains("run: missing key `seed`"), "{error}");
     let error = refused("");
     assert!(error.contains("missing key `name`"), "{error}");
+    let error = refused(&EXAMPLE.replace("name = \"example\"", ""));
+    assert!(error.ends_with(": missing key `name`") && !error.contains("model"), "{error}");
+    let error = refused(&EXAMPLE.replace("layers = 4", "layers = 4\nlayers = 5"));
+    assert!(error.ends_with("at `layers`: duplicate key"), "{error}");
+    let error = refused(&EXAMPLE.replace("[run]", "[runn]"));
+    assert!(error.contains("runn: unknown key `runn`, allowed are `name`, `model`"), "{error}");
+    let error = refused("model = 3");
+    assert!(error.ends_with("line 1: model: invalid type: integer `3`, allowed is a table"), "{error}");
+    let error = refused(&with("betas", "betas = [0.9]"));
+    assert!(error.contains("optimizer.betas: invalid length 1, allowed is a list of two numbers"), "{error}");
     let error = refused("name = \"x\"\nlayers");
     assert!(error.starts_with("job.toml: line 2: "), "{error}");
     // A key that stands nowhere is looked for in its table.

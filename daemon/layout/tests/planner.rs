@@ -283,3 +283,22 @@ fn the_linter_finds_faults() {
     has(Rule::Sync, &|plan| plan.layout.sync[0].hosts[1][0] = plan.layout.sync[0].hosts[1][1]);
     has(Rule::Sync, &|plan| drop(plan.layout.sync[0].axes[0].columns.pop()));
 }
+
+#[test]
+fn a_job_that_starts_short_of_a_slot_grows_into_the_nominal_layout() {
+    let mut cluster = Cluster::start(job(2, 4, 13, 14, 15));
+    let nominal = group(&cluster, 1).partitions.clone();
+    cluster.lose(Place::new(1, 0, 2));
+    let mut request = cluster.request();
+    request.fresh = true;
+    let short = plan(&request).unwrap();
+    assert!(check(&request, &short).is_empty());
+    assert_eq!(short.layout.degrees(), [4, 3]);
+    assert_eq!(short.bytes_moved, 0);
+
+    cluster.plan = short;
+    cluster.commit(Step(9));
+    cluster.restore(Place::new(1, 0, 2));
+    cluster.replan().unwrap();
+    assert_eq!(group(&cluster, 1).partitions, nominal);
+}

@@ -15,7 +15,7 @@ impl JobSpec {
             },
         };
         let job: Self = toml::from_str(text).map_err(|found| {
-            let key = found.span().and_then(|span| key_at(text, span.start));
+            let key = found.span().and_then(|span| key_at(text, &span).or_else(|| near(text, &span)));
             let line = found.span().map(|span| line_of(text, span.start));
             error(line, describe(found.message(), key.as_deref()))
         })?;
@@ -45,6 +45,8 @@ fn describe(message: &str, key: Option<&str>) -> String {
         ("expected f64", "allowed are numbers"),
         ("expected a string", "allowed is text in quotes"),
         ("expected a boolean", "allowed are true and false"),
+        ("expected a sequence", "allowed is a list"),
+        ("expected an array of length 2", "allowed is a list of two numbers"),
         ("expected one of", "allowed are"),
         ("unknown field", "unknown key"),
         ("missing field", "missing key"),
@@ -52,15 +54,24 @@ fn describe(message: &str, key: Option<&str>) -> String {
     ]
     .iter()
     .fold(words, |words, (theirs, ours)| words.replace(theirs, ours));
+    // What follows is the name of our type.
+    let words = match words.split_once("expected struct ") {
+        Some((found, _)) => format!("{found}allowed is a table"),
+        None => words,
+    };
     match key {
         Some(key) => format!("{key}: {words}"),
         None => words,
     }
 }
 
-/// The full name of the deepest key whose definition is at the place.
-fn key_at(text: &str, at: usize) -> Option<String> {
-    let root = DeTable::parse(text).ok()?;
+/// The full name of the deepest key whose definition is at the place; `None` where the whole file is meant.
+fn key_at(text: &str, place: &Range<usize>) -> Option<String> {
+    let (root, _) = DeTable::parse_recoverable(text);
+    if root.span() == *place {
+        return None;
+    }
+    let at = place.start;
     let mut path: Vec<&str> = Vec::new();
     let mut table = root.get_ref();
     loop {
@@ -77,6 +88,12 @@ fn key_at(text: &str, at: usize) -> Option<String> {
         }
     }
     (!path.is_empty()).then(|| path.join("."))
+}
+
+/// The text of a place that is a part of one line.
+fn near(text: &str, place: &Range<usize>) -> Option<String> {
+    let part = text.get(place.clone())?.trim();
+    (!part.is_empty() && part.len() < 40 && part.lines().count() == 1).then(|| format!("at `{part}`"))
 }
 
 /// Whether a key or value somewhere in the table is at the place.

@@ -148,7 +148,7 @@ impl Cluster {
     }
 
     /// Every member holds exactly what it owns; others are gone.
-    fn commit(&mut self, step: Step) {
+    pub fn commit(&mut self, step: Step) {
         let layout = &self.plan.layout;
         let hold = |(place, member): (Place, &Member)| {
             let group = layout.group(place.replica, place.stage).unwrap();
