@@ -1,14 +1,15 @@
 //! The job file: what to train and how, as `reknit job submit` and `reknit plan` take it.
 
-mod example;
 mod parse;
 mod validate;
 
-pub use example::EXAMPLE;
 pub use validate::Invalid;
 
 use crate::{Axis, Family};
 use serde::{Deserialize, Serialize};
+
+/// A complete, documented job file, as `reknit job example` prints it.
+pub const EXAMPLE: &str = include_str!("job/example.toml");
 
 /// A job file, parsed and checked. Serialises back to the same TOML.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
