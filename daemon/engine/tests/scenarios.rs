@@ -1,0 +1,454 @@
+//! The job's life, told as short stories with the exact commands.
+
+mod world;
+
+use reknit_engine::*;
+use reknit_layout::*;
+use world::*;
+
+#[test]
+fn starts_all_places_and_trains() {
+    let mut world = World::new(1, 2, 1_000);
+    world.run_until_phase(Phase::Running);
+    assert_eq!(
+        world.trace,
+        [
+            "persist Pending layout=0 last=0",
+            "phase Pending",
+            "phase Pending",
+            "persist Starting layout=0 last=0",
+            "spawn node-0 g00#1",
+            "spawn node-0 g01#2",
+            "spawn node-1 g10#3",
+            "spawn node-1 g11#4",
+            "phase Starting",
+            "persist Resharding layout=0 last=1",
+            "plan 1 members=4 holders=0 fresh",
+            "phase Resharding",
+            "prepare 1 g00#1 at 0",
+            "prepare 1 g01#2 at 0",
+            "prepare 1 g10#3 at 0",
+            "prepare 1 g11#4 at 0",
+            "persist Running layout=1 last=1",
+            "resume 1 g00#1",
+            "resume 1 g01#2",
+            "resume 1 g10#3",
+            "resume 1 g11#4",
+            "layout 1 [2, 2]",
+            "phase Running",
+        ]
+    );
+    world.run_until_step(3);
+}
+
+fn running(tensor: u32) -> World {
+    let mut world = World::new(7, tensor, 1_000);
+    world.run_until_phase(Phase::Running);
+    world.run_until_step(3);
+    world.trace.clear();
+    world
+}
+
+/// The one finished incident that is a fault.
+fn fault(world: &World) -> Incident {
+    let all = world.state.incidents(&job_name());
+    let mut faults = all.iter().filter(|i| i.kind != IncidentKind::Planned);
+    let first = faults.next().expect("an incident").clone();
+    assert!(faults.next().is_none(), "{all:#?}");
+    first
+}
+
+fn degrees(world: &World) -> Vec<u32> {
+    world.view().layout.map(|l| l.degrees()).unwrap_or_default()
+}
+
+fn run_until_degrees(world: &mut World, wanted: &[u32]) {
+    world.run_until(&format!("{wanted:?}"), |world| {
+        world.view().phase == Phase::Running && degrees(world) == wanted
+    });
+    let step = world.view().committed_step.0;
+    world.run_until_step(step + 2);
+}
+
+/// Every step the workers committed, without a gap.
+fn assert_no_gap(world: &World) {
+    let steps: Vec<u64> = world.checks.commits.keys().map(|step| step.0).collect();
+    let expected: Vec<u64> = (1..=steps.len() as u64).collect();
+    assert_eq!(steps, expected, "SAMPLES");
+}
+
+#[test]
+fn a_killed_worker_costs_a_reshard_and_its_gpu_comes_back() {
+    let mut world = running(2);
+    let before = world.now;
+    world.kill(&gpu(1, 1));
+    run_until_degrees(&mut world, &[2, 1]);
+    assert_eq!(
+        world.trace[..18],
+        [
+            "persist Quiescing layout=1 last=1",
+            "close 1 g00#1",
+            "close 1 g01#2",
+            "close 1 g10#3",
+            "persist incident 1 WorkerKilled",
+            "phase Quiescing",
+            "persist Resharding layout=1 last=2",
+            "plan 2 members=3 holders=3",
+            "phase Resharding",
+            "prepare 2 g00#1 at 3",
+            "prepare 2 g01#2 at 3",
+            "prepare 2 g10#3 at 3",
+            "persist Running layout=2 last=2",
+            "resume 2 g00#1",
+            "resume 2 g01#2",
+            "resume 2 g10#3",
+            "layout 2 [2, 1]",
+            "phase Running",
+        ]
+    );
+    let incident = fault(&world);
+    assert_eq!(incident.kind, IncidentKind::WorkerKilled);
+    assert_eq!(incident.place, Some(Place::new(1, 0, 1)));
+    assert_eq!(incident.gpu, Some(gpu(1, 1)));
+    assert_eq!(incident.node, Some(node(1)));
+    assert_eq!(incident.signal, "killed by signal 9");
+    assert_eq!((incident.epoch_before, incident.epoch_after), (Epoch(1), Some(Epoch(2))));
+    assert_eq!(incident.degrees_before, [2, 2]);
+    assert_eq!(incident.degrees_after, [2, 1]);
+    assert!(incident.bytes_moved >= incident.bytes_lower_bound && incident.bytes_moved > 0);
+    // No deadline was waited for: all of it took less than the shortest of them.
+    let took = incident.recovered.expect("recovered").0 - before.0;
+    assert!(took < 200 * MS, "{took} us");
+
+    world.trace.clear();
+    run_until_degrees(&mut world, &[2, 2]);
+    assert_eq!(
+        world.trace[..19],
+        [
+            "persist Running layout=2 last=2",
+            "spawn node-1 g11#5",
+            "persist Quiescing layout=2 last=2",
+            "pause 2 g00#1",
+            "pause 2 g01#2",
+            "pause 2 g10#3",
+            "persist incident 2 Planned",
+            "phase Quiescing",
+            "persist Resharding layout=2 last=3",
+            "plan 3 members=4 holders=3",
+            "phase Resharding",
+            "prepare 3 g00#1 at 14",
+            "prepare 3 g01#2 at 14",
+            "prepare 3 g10#3 at 14",
+            "prepare 3 g11#5 at 14",
+            "persist Running layout=3 last=3",
+            "resume 3 g00#1",
+            "resume 3 g01#2",
+            "resume 3 g10#3",
+        ]
+    );
+    let all = world.state.incidents(&job_name());
+    let planned = all.last().expect("the rejoin");
+    assert_eq!(planned.kind, IncidentKind::Planned);
+    assert_eq!(planned.signal, "gpu returned");
+    assert_eq!(planned.steps_lost, 0);
+    assert_no_gap(&world);
+}
+
+#[test]
+fn a_plane_failure_that_hits_nobody_reforms_with_all() {
+    let mut world = running(2);
+    let keys: Vec<_> = world.processes.keys().cloned().collect();
+    for key in keys {
+        world.at(0, Happening::NoticesFailure(key, Epoch(1)));
+    }
+    world.run_until("epoch 2", |world| world.view().epoch == Epoch(2));
+    run_until_degrees(&mut world, &[2, 2]);
+    let incident = fault(&world);
+    assert_eq!(incident.kind, IncidentKind::PlaneFailed);
+    assert_eq!((incident.place, incident.gpu), (None, None));
+    assert!(incident.first_reporter.starts_with("worker "), "{incident:?}");
+    assert_eq!(world.processes.len(), 4, "nobody was condemned");
+    assert_no_gap(&world);
+}
+
+#[test]
+fn a_lost_gpu_is_fenced_named_and_taken_back_when_healthy() {
+    let mut world = running(4);
+    let lost = gpu(0, 2);
+    world.health(&lost, HealthClass::Fatal, "XID 79: GPU has fallen off the bus");
+    run_until_degrees(&mut world, &[3, 4]);
+    assert!(world.trace[0].starts_with("fence node-0 g02#"), "{:?}", world.trace);
+    let incident = fault(&world);
+    assert_eq!(incident.kind, IncidentKind::GpuLost);
+    assert_eq!(incident.signal, "XID 79: GPU has fallen off the bus");
+    assert_eq!(incident.place, Some(Place::new(0, 0, 2)));
+    assert!(world.on(&lost).is_none());
+    world.run_ms(2_000);
+    assert!(world.on(&lost).is_none(), "started on a lost GPU");
+    world.health(&lost, HealthClass::Healthy, "");
+    run_until_degrees(&mut world, &[4, 4]);
+    assert_no_gap(&world);
+}
+
+#[test]
+fn the_drivers_word_explains_a_worker_that_died_first() {
+    let mut world = running(4);
+    world.kill(&gpu(0, 2));
+    world.run_until_phase(Phase::Quiescing);
+    world.health(&gpu(0, 2), HealthClass::Fatal, "XID 79: GPU has fallen off the bus");
+    run_until_degrees(&mut world, &[3, 4]);
+    let incident = fault(&world);
+    assert_eq!(incident.kind, IncidentKind::GpuLost);
+    assert!(incident.signal.starts_with("XID 79"));
+}
+
+#[test]
+fn a_second_kill_at_every_moment_of_a_reshard_ends_in_a_correct_layout() {
+    for wait in 0..40 {
+        let mut world = running(4);
+        world.kill(&gpu(0, 1));
+        let until = Time(world.now.0 + wait * MS / 2);
+        while world.next(until) {}
+        world.kill(&gpu(1, 3));
+        run_until_degrees(&mut world, &[4, 4]);
+        let all = world.state.incidents(&job_name());
+        let faults: Vec<_> = all.iter().filter(|i| i.kind == IncidentKind::WorkerKilled).collect();
+        let places: Vec<_> = faults.iter().filter_map(|i| i.place).collect();
+        assert_eq!(places.len(), 2, "after {wait}: {all:#?}");
+        assert!(places.contains(&Place::new(0, 0, 1)) && places.contains(&Place::new(1, 0, 3)));
+        assert!(faults.iter().all(|i| i.recovered.is_some()), "after {wait}");
+        assert_no_gap(&world);
+    }
+}
+
+#[test]
+fn both_holders_of_a_unit_lost_is_a_wait_that_names_the_units_and_the_ways_out() {
+    let mut world = running(4);
+    world.kill(&gpu(0, 1));
+    world.kill(&gpu(1, 1));
+    world.run_until_phase(Phase::Waiting);
+    world.run_ms(5_000);
+    let view = world.view();
+    assert_eq!(view.phase, Phase::Waiting, "NO-GUESS");
+    let text = view.explanation;
+    assert!(text.contains("units") && text.contains("submit it again"), "{text}");
+    let survivors = [gpu(0, 0), gpu(0, 2), gpu(0, 3), gpu(1, 0)];
+    assert!(survivors.iter().all(|gpu| world.on(gpu).is_some()), "survivors stay");
+    assert!(world.state.refuse_stop(&job_name()).is_none());
+    world.tell(Event::StopJob { job: job_name() });
+    world.run_until_phase(Phase::Stopped);
+    assert!(world.processes.is_empty());
+}
+
+#[test]
+fn too_few_is_a_wait_that_ends_by_itself() {
+    let mut world = World::new(3, 2, 1_000);
+    // Both replicas need both slots.
+    let mut strict = spec(2, 1_000);
+    strict.name = "strict".to_owned();
+    strict.parallel.min_tensor = 2;
+    world.run_until_phase(Phase::Running);
+    let refused = world.state.refuse_submit(&spec(2, 5));
+    assert!(matches!(refused, Some(Refusal::AlreadyExists(_))));
+    world.tell(Event::Submit { spec: Box::new(strict) });
+    let view = world.state.job(&JobName("strict".to_owned())).expect("it");
+    assert_eq!(view.phase, Phase::Pending);
+    assert!(view.explanation.contains("0 free healthy GPUs"), "{}", view.explanation);
+}
+
+#[test]
+fn a_restarted_daemon_disturbs_nothing_while_the_job_trains() {
+    let mut world = running(4);
+    let keys: Vec<_> = world.processes.keys().cloned().collect();
+    world.restart_daemon();
+    assert_eq!(world.view().phase, Phase::Rebuilding);
+    world.run_until_phase(Phase::Running);
+    world.run_until_step(20);
+    assert_eq!(world.view().epoch, Epoch(1));
+    assert_eq!(world.processes.keys().cloned().collect::<Vec<_>>(), keys);
+    assert!(world.state.incidents(&job_name()).is_empty());
+    let orders = ["close", "pause", "prepare", "resume", "stop", "fence", "spawn"];
+    let given = world.trace.iter().any(|line| orders.iter().any(|o| line.starts_with(o)));
+    assert!(!given, "{:?}", world.trace);
+    assert_no_gap(&world);
+}
+
+#[test]
+fn a_daemon_killed_at_every_moment_of_a_recovery_finishes_it() {
+    for wait in 0..40 {
+        let mut world = running(4);
+        world.kill(&gpu(0, 1));
+        let until = Time(world.now.0 + wait * MS / 2);
+        while world.next(until) {}
+        world.restart_daemon();
+        run_until_degrees(&mut world, &[4, 4]);
+        let all = world.state.incidents(&job_name());
+        assert!(all.iter().all(|i| i.recovered.is_some()), "after {wait}: {all:#?}");
+        let own = all.iter().any(|i| i.place == Some(Place::new(0, 0, 1)));
+        assert!(own, "after {wait}: {all:#?}");
+        assert_no_gap(&world);
+    }
+}
+
+#[test]
+fn a_daemon_that_dies_between_any_two_commands_comes_back_right() {
+    for count in 0..14 {
+        for nth in 0..6 {
+            let mut world = running(2);
+            world.kill(&gpu(0, 1));
+            let mut seen = 0;
+            world.run_until("a crash", |world| {
+                seen += 1;
+                seen > nth * 7 || world.view().phase == Phase::Running && seen > 100
+            });
+            world.crash_after = Some(count);
+            run_until_degrees(&mut world, &[2, 2]);
+            assert_no_gap(&world);
+        }
+    }
+}
+
+#[test]
+fn a_worker_lost_while_no_daemon_listens_is_found_missing() {
+    let mut world = running(2);
+    world.kill(&gpu(0, 1));
+    world.restart_daemon();
+    run_until_degrees(&mut world, &[1, 2]);
+    let incident = fault(&world);
+    assert_eq!(incident.place, Some(Place::new(0, 0, 1)));
+    assert_eq!(incident.kind, IncidentKind::WorkerExited);
+}
+
+#[test]
+fn a_drained_gpu_stays_a_source_and_leaves_at_a_step_boundary() {
+    let mut world = running(4);
+    let leaving = gpu(1, 0);
+    assert_eq!(world.state.refuse_drain(&leaving), None);
+    world.tell(Event::DrainGpu { gpu: leaving.clone() });
+    let pauses = world.trace.iter().filter(|line| line.starts_with("pause")).count();
+    assert_eq!(pauses, 8);
+    run_until_degrees(&mut world, &[4, 3]);
+    assert!(world.trace.iter().any(|line| line.starts_with("plan 2 members=7 holders=8")));
+    assert!(world.trace.iter().any(|line| line.starts_with("stop g10#")));
+    world.run_ms(1_000);
+    assert!(world.on(&leaving).is_none());
+    let all = world.state.incidents(&job_name());
+    assert_eq!((all[0].kind, all[0].signal.as_str()), (IncidentKind::Planned, "drain"));
+    assert_eq!(all[0].steps_lost, 0);
+    let again = world.state.refuse_drain(&leaving);
+    assert!(matches!(again, Some(Refusal::FailedPrecondition(_))));
+    // A new daemon remembers.
+    world.restart_daemon();
+    world.run_until_phase(Phase::Running);
+    world.run_ms(2_000);
+    assert_eq!(degrees(&world), [4, 3]);
+    world.tell(Event::RestoreGpu { gpu: leaving });
+    run_until_degrees(&mut world, &[4, 4]);
+    assert_no_gap(&world);
+}
+
+#[test]
+fn a_drain_by_the_agent_is_a_planned_change_too() {
+    let mut world = running(4);
+    world.health(&gpu(1, 0), HealthClass::Drain, "row remapping pending");
+    run_until_degrees(&mut world, &[4, 3]);
+    let all = world.state.incidents(&job_name());
+    assert_eq!(all[0].signal, "drain: row remapping pending");
+    assert_no_gap(&world);
+}
+
+#[test]
+fn a_frozen_worker_is_found_fenced_and_replaced() {
+    let mut world = running(4);
+    world.freeze(&gpu(0, 3));
+    run_until_degrees(&mut world, &[3, 4]);
+    let incident = fault(&world);
+    assert_eq!(incident.kind, IncidentKind::Frozen);
+    assert_eq!(incident.place, Some(Place::new(0, 0, 3)));
+    let fences: Vec<_> = world.trace.iter().filter(|line| line.starts_with("fence")).collect();
+    assert_eq!(fences.len(), 1, "no false eviction: {fences:?}");
+    run_until_degrees(&mut world, &[4, 4]);
+    assert_no_gap(&world);
+}
+
+#[test]
+fn sessions_that_end_do_not_disturb_training() {
+    let mut world = running(2);
+    let keys: Vec<_> = world.processes.keys().cloned().collect();
+    for key in &keys {
+        world.flap_worker(key, 1_500);
+    }
+    world.flap_agent(&node(0), 10_000);
+    world.run_ms(15_000);
+    assert_eq!(world.view().epoch, Epoch(1));
+    assert_eq!(world.view().phase, Phase::Running);
+    assert!(world.state.incidents(&job_name()).is_empty());
+}
+
+#[test]
+fn a_node_that_is_gone_is_taken_as_lost_after_its_deadlines() {
+    let mut world = running(2);
+    // Power cut: neither the agent nor a worker says another word.
+    let keys: Vec<_> = world.processes.iter().filter(|(_, p)| p.node == node(1)).collect();
+    let keys: Vec<_> = keys.into_iter().map(|(key, _)| key.clone()).collect();
+    world.flap_agent(&node(1), 3_600_000);
+    for key in &keys {
+        world.process_ends(key, worker::killed());
+    }
+    run_until_degrees(&mut world, &[2, 0]);
+    let all = world.state.incidents(&job_name());
+    assert!(all.iter().all(|i| i.kind == IncidentKind::NodeLost), "{all:#?}");
+    assert_eq!(all.len(), 2);
+    assert_no_gap(&world);
+}
+
+#[test]
+fn completes_when_every_member_has_committed_the_last_step() {
+    let mut world = World::new(5, 2, 12);
+    world.run_until_step(6);
+    world.kill(&gpu(0, 0));
+    world.run_until_phase(Phase::Completed);
+    world.run_ms(3_000);
+    assert!(world.processes.is_empty(), "all were stopped");
+    assert_eq!(world.checks.commits.len(), 12);
+    assert!(world.state.refuse_submit(&spec(2, 12)).is_none());
+    // Under the same name again: epochs and incarnations go on.
+    let last = world.store[&job_name()].clone();
+    world.checks = checks::Checks::default();
+    world.tell(Event::Submit { spec: Box::new(spec(2, 2_000)) });
+    world.run_until_phase(Phase::Running);
+    assert!(world.view().epoch > last.last_epoch);
+}
+
+#[test]
+fn stops_from_every_phase() {
+    for wait in 0..60 {
+        let mut world = World::new(wait, 2, 1_000);
+        world.run_ms(wait * 10);
+        if let Some(victim) = world.on(&gpu(0, 0)).filter(|_| wait % 2 == 0) {
+            world.process_ends(&victim, worker::killed());
+            world.run_ms(wait % 7);
+        }
+        world.tell(Event::StopJob { job: job_name() });
+        world.run_until_phase(Phase::Stopped);
+        world.run_ms(5_000);
+        assert!(world.processes.is_empty(), "after {wait}");
+    }
+}
+
+#[test]
+fn a_worker_nobody_knows_is_ended() {
+    let mut world = running(2);
+    let mut key = world.on(&gpu(0, 0)).expect("it");
+    key.incarnation = Incarnation(99);
+    let state = world.processes.values().next().expect("one").state.clone();
+    world.tell(Event::WorkerConnected {
+        job: job_name(),
+        worker: key,
+        node: node(0),
+        endpoint: Endpoint { node: String::new(), unix: String::new(), tcp: String::new() },
+        pid: 1,
+        state,
+    });
+    assert_eq!(world.trace, ["stop g00#99", "fence node-0 g00#99"]);
+}

@@ -1,0 +1,72 @@
+//! What can be done to the model cluster.
+
+use super::worker::killed;
+use super::{Happening, Link, World};
+use reknit_engine::*;
+use reknit_layout::*;
+
+impl World {
+    pub fn kill(&mut self, gpu: &GpuId) {
+        let key = self.on(gpu).expect("a process to kill");
+        self.process_ends(&key, killed());
+    }
+
+    pub fn freeze(&mut self, gpu: &GpuId) {
+        let key = self.on(gpu).expect("a process to freeze");
+        self.processes.get_mut(&key).expect("it").frozen = true;
+    }
+
+    /// The agent sees a GPU's class change.
+    pub fn health(&mut self, gpu: &GpuId, health: HealthClass, cause: &str) {
+        for (node, gpus) in &mut self.agents {
+            for found in gpus.iter_mut().filter(|found| found.gpu == *gpu) {
+                found.health = health;
+                found.cause = cause.to_owned();
+                let event = Event::HealthChanged {
+                    node: node.clone(),
+                    gpu: gpu.clone(),
+                    health,
+                    cause: cause.to_owned(),
+                    shards_readable: health == HealthClass::Drain,
+                };
+                let link = Link::Agent(node.clone());
+                return self.report(link, event);
+            }
+        }
+    }
+
+    /// A worker's session ends and comes back after `ms`.
+    pub fn flap_worker(&mut self, key: &WorkerKey, ms: u64) {
+        self.cut_worker(key);
+        self.at(ms * super::MS, Happening::WorkerConnects(key.clone()));
+    }
+
+    pub fn flap_agent(&mut self, node: &NodeName, ms: u64) {
+        if self.sessions.remove(&Link::Agent(node.clone())).is_some() {
+            self.tell(Event::AgentDisconnected { node: node.clone() });
+        }
+        self.at(ms * super::MS, Happening::AgentConnects(node.clone()));
+    }
+
+    /// The daemon's process is replaced: it knows what it stored, and everyone connects again.
+    pub fn restart_daemon(&mut self) {
+        self.state = State::new(self.timeouts);
+        self.checks.daemon_restarted();
+        self.sessions.clear();
+        self.queue.retain(|_, what| !matches!(what, Happening::Planned(_)));
+        self.tell(Event::Started {
+            jobs: self.store.values().cloned().collect(),
+            incidents: self.incidents.values().cloned().collect(),
+        });
+        let nodes: Vec<_> = self.agents.keys().cloned().collect();
+        for node in nodes {
+            let wait = self.random.below(300 * super::MS);
+            self.at(wait, Happening::AgentConnects(node));
+        }
+        let workers: Vec<_> = self.processes.keys().cloned().collect();
+        for worker in workers {
+            let wait = self.random.below(300 * super::MS);
+            self.at(wait, Happening::WorkerConnects(worker));
+        }
+    }
+}
