@@ -1,1 +1,95 @@
-fn main() {}
+//! `reknit-agent`: one per node. Watches the GPUs through NVML, runs the workers, and tells the daemon.
+
+mod agent;
+mod config;
+mod convert;
+mod files;
+mod outbox;
+mod policy;
+mod probe;
+mod probe_keeper;
+mod session;
+mod tracker;
+mod workers;
+
+use agent::AgentError;
+use clap::Parser;
+use config::{Arguments, Command, LogFormat, RunArguments};
+use std::io;
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+// From sysexits.h.
+const EX_USAGE: u8 = 64;
+const EX_UNAVAILABLE: u8 = 69;
+const EX_SOFTWARE: u8 = 70;
+const EX_OSERR: u8 = 71;
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(e) if !e.use_stderr() => e.exit(),
+        Err(e) => {
+            eprintln!("reknit-agent: {}", one_line(&e));
+            return ExitCode::from(EX_USAGE);
+        }
+    };
+    match (arguments.command, arguments.run) {
+        (Some(Command::Probe(arguments)), _) => {
+            start_logging(LogFormat::Human);
+            probe::run(&arguments)
+        }
+        (None, Some(arguments)) => run(arguments),
+        (None, None) => {
+            eprintln!("reknit-agent: give --daemon and --node; --help tells more");
+            ExitCode::from(EX_USAGE)
+        }
+    }
+}
+
+fn run(arguments: RunArguments) -> ExitCode {
+    start_logging(arguments.log);
+    let config = match arguments.check() {
+        Ok(config) => config,
+        Err(e) => {
+            eprintln!("reknit-agent: {e}");
+            return ExitCode::from(EX_USAGE);
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let ended = match runtime {
+        Ok(runtime) => runtime.block_on(agent::run(config)),
+        Err(e) => {
+            eprintln!("reknit-agent: cannot start: {e}");
+            return ExitCode::from(EX_OSERR);
+        }
+    };
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("reknit-agent: {e}");
+            ExitCode::from(match e {
+                AgentError::Library { .. } => EX_UNAVAILABLE,
+                AgentError::Policy(_) => EX_SOFTWARE,
+                AgentError::Workers(_) | AgentError::Signals(_) => EX_OSERR,
+            })
+        }
+    }
+}
+
+fn start_logging(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    match format {
+        LogFormat::Human => log.init(),
+        LogFormat::Json => log.json().init(),
+    }
+}
+
+/// What is wrong, without the usage text that follows it.
+fn one_line(e: &clap::Error) -> String {
+    let text = e.to_string();
+    let lines = text.lines().map(str::trim);
+    let told: Vec<&str> = lines.take_while(|line| !line.is_empty()).collect();
+    told.join(" ")
+}

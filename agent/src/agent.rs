@@ -1,0 +1,389 @@
+//! The agent's one loop: everything that happens comes here, and every decision is taken here.
+
+use crate::config::Config;
+use crate::convert;
+use crate::files;
+use crate::outbox::Outbox;
+use crate::policy::Policy;
+use crate::probe::protocol::{GpuIdentity, ProbeLine};
+use crate::probe_keeper::{ProbeKeeper, ProbeNews};
+use crate::session::{self, SessionNews};
+use crate::tracker::{Tracker, Transition, Verdict};
+use crate::workers::{Exit, Spawn, WorkerId, Workers};
+use reknit_layout::GpuId;
+use reknit_proto::v1;
+use reknit_proto::v1::agent_order::Order;
+use reknit_proto::v1::agent_report::Report;
+use rustix::process::Signal;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use tracing::{error, info, warn};
+
+/// News waiting for the loop. Whoever fills it waits.
+const QUEUED_NEWS: usize = 256;
+const HEARTBEAT: Duration = Duration::from_millis(500);
+/// From SIGTERM to SIGKILL for workers of an agent that stops.
+const STOP_GRACE: Duration = Duration::from_secs(2);
+/// For killed workers to be confirmed gone.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
+/// For the first look at the GPUs, so that the first hello can name them.
+const FIRST_LOOK: Duration = Duration::from_secs(10);
+
+/// Why the agent ended other than by being told to.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AgentError {
+    #[error(
+        "cannot load the NVML library {path}: {why}; install the NVIDIA driver, or give the library's path with --nvml-library"
+    )]
+    Library { path: PathBuf, why: String },
+    #[error(transparent)]
+    Policy(#[from] crate::policy::PolicyError),
+    #[error("cannot look after workers: {0}")]
+    Workers(std::io::Error),
+    #[error("cannot listen for signals: {0}")]
+    Signals(std::io::Error),
+}
+
+struct Agent {
+    config: Config,
+    tracker: Tracker,
+    gpus: BTreeMap<GpuId, GpuIdentity>,
+    workers: Workers,
+    outbox: Outbox,
+    /// The open session, from its hello on.
+    link: Option<mpsc::Sender<v1::AgentReport>>,
+    heartbeats: u64,
+    replace_probe: Arc<Notify>,
+    /// Asked for, and the old one has not ended.
+    replacing_probe: bool,
+    reopen_session: Arc<Notify>,
+}
+
+/// Runs until a signal ends it.
+pub(crate) async fn run(config: Config) -> Result<(), AgentError> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(AgentError::Signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(AgentError::Signals)?;
+    let (exits_in, mut exits) = mpsc::channel(QUEUED_NEWS);
+    let workers =
+        Workers::adopt(config.worker.clone(), &config.state_dir, exits_in).map_err(AgentError::Workers)?;
+    let mut agent = Agent {
+        tracker: Tracker::new(Policy::built_in()?),
+        gpus: BTreeMap::new(),
+        workers,
+        outbox: Outbox::new(first_sequence()),
+        link: None,
+        heartbeats: 0,
+        replace_probe: Arc::default(),
+        replacing_probe: false,
+        reopen_session: Arc::default(),
+        config,
+    };
+    let mut probe = agent.start_probe();
+    agent.first_look(&mut probe).await?;
+    let mut session = agent.start_session();
+    let mut heartbeat = interval(HEARTBEAT);
+    heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            Some(news) = probe.recv() => agent.probe_news(news),
+            Some((worker, exit)) = exits.recv() => agent.worker_exited(&worker, &exit),
+            Some(news) = session.recv() => {
+                if let Some(every) = agent.session_news(news) {
+                    heartbeat = interval(every);
+                    heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+                }
+            }
+            _ = heartbeat.tick() => agent.heartbeat(),
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+        }
+    }
+    agent.stop(&mut exits).await;
+    Ok(())
+}
+
+/// Later than any number of an earlier start of this agent, as long as it sent less than one transition a
+/// microsecond.
+fn first_sequence() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_micros()).unwrap_or(1)
+}
+
+impl Agent {
+    fn start_probe(&self) -> mpsc::Receiver<ProbeNews> {
+        let (news, receiver) = mpsc::channel(QUEUED_NEWS);
+        let keeper = ProbeKeeper {
+            library: self.config.nvml_library.clone(),
+            interval: self.config.probe_interval,
+            known: self.load_gpus(),
+            news,
+        };
+        let replace = self.replace_probe.clone();
+        tokio::spawn(async move { keeper.run(&replace).await });
+        receiver
+    }
+
+    fn start_session(&self) -> mpsc::Receiver<SessionNews> {
+        let (news, receiver) = mpsc::channel(QUEUED_NEWS);
+        let (endpoint, reopen) = (self.config.daemon.clone(), self.reopen_session.clone());
+        tokio::spawn(async move { session::keep(endpoint, news, &reopen).await });
+        receiver
+    }
+
+    /// Waits until the GPUs are known, so that the first hello names them. Goes on without them when the
+    /// driver does not answer; only a library that cannot be loaded ends the agent.
+    async fn first_look(&mut self, probe: &mut mpsc::Receiver<ProbeNews>) -> Result<(), AgentError> {
+        let path = self.config.nvml_library.clone();
+        let look = async {
+            while let Some(news) = probe.recv().await {
+                match &news {
+                    ProbeNews::Ended { why, library: true } => {
+                        let why = why.clone();
+                        return Err(AgentError::Library { path, why });
+                    }
+                    ProbeNews::Line(_) | ProbeNews::Ended { .. } => {}
+                }
+                self.probe_news(news);
+                break;
+            }
+            Ok(())
+        };
+        match timeout(FIRST_LOOK, look).await {
+            Ok(result) => result,
+            Err(_) => {
+                warn!("the driver does not answer: the node is blind");
+                Ok(())
+            }
+        }
+    }
+
+    fn probe_news(&mut self, news: ProbeNews) {
+        let now = Instant::now();
+        match news {
+            ProbeNews::Line(ProbeLine::Ready { gpus, silent, driver: _ }) => self.gpus_found(gpus, &silent),
+            ProbeNews::Line(ProbeLine::Reading { gpu, reading }) => {
+                let transition = self.tracker.reading(now, &gpu, &reading);
+                self.report_health(transition);
+            }
+            ProbeNews::Line(ProbeLine::Xid { gpu, xid }) => {
+                let transition = self.tracker.xid(now, &gpu, xid);
+                self.report_health(transition);
+                info!(%gpu, xid, "XID");
+            }
+            ProbeNews::Line(ProbeLine::Tick { busy }) => {
+                let (transitions, blind) = self.tracker.hung(&busy);
+                self.report_health(transitions);
+                if blind && !self.replacing_probe {
+                    self.replacing_probe = true;
+                    self.replace_probe.notify_one();
+                }
+            }
+            // The keeper ends with it, and `Ended` follows.
+            ProbeNews::Line(ProbeLine::Failed { .. }) => {}
+            ProbeNews::Ended { why, library: _ } => {
+                self.replacing_probe = false;
+                let transitions = self.tracker.blind(&format!("the node is blind: {why}"));
+                self.report_health(transitions);
+            }
+        }
+    }
+
+    /// Takes over the probe's list of GPUs. The wire names GPUs only in the hello, so a changed list needs
+    /// another one.
+    fn gpus_found(&mut self, found: Vec<GpuIdentity>, silent: &[GpuId]) {
+        let found: BTreeMap<GpuId, GpuIdentity> =
+            found.into_iter().map(|gpu| (gpu.uuid.clone(), gpu)).collect();
+        if found == self.gpus {
+            return;
+        }
+        for gone in self.gpus.keys().filter(|gpu| !found.contains_key(gpu)) {
+            self.tracker.forget(gone);
+        }
+        for gpu in found.keys() {
+            self.tracker.watch(gpu, !silent.contains(gpu));
+        }
+        self.gpus = found;
+        self.save_gpus();
+        if self.link.take().is_some() {
+            self.reopen_session.notify_one();
+        }
+    }
+
+    fn report_health(&mut self, transitions: impl IntoIterator<Item = Transition>) {
+        for transition in transitions {
+            let sequence = self.outbox.push(transition.clone());
+            self.send(convert::transition(sequence, &transition));
+            let Verdict { class, cause, evidence, action: _ } = &transition.verdict;
+            info!(gpu = %transition.gpu, ?class, cause, evidence, sequence, "GPU health");
+        }
+    }
+
+    fn worker_exited(&mut self, worker: &WorkerId, exit: &Exit) {
+        self.send(convert::exited(worker, exit));
+        info!(%worker, %exit, "worker ended");
+        self.workers.ended(worker, exit);
+    }
+
+    /// Returns how often to send heartbeats, when the daemon has just said so.
+    fn session_news(&mut self, news: SessionNews) -> Option<Duration> {
+        match news {
+            SessionNews::Opening(link) => {
+                self.link = Some(link);
+                self.greet();
+                None
+            }
+            SessionNews::Closed => {
+                self.link = None;
+                None
+            }
+            SessionNews::Order(order) => self.order(order),
+        }
+    }
+
+    /// The hello, then all that the daemon may have missed.
+    fn greet(&mut self) {
+        let gpus = self.gpus.values().filter_map(|gpu| {
+            let verdict = self.tracker.health(&gpu.uuid)?;
+            Some(convert::gpu(gpu, verdict))
+        });
+        let workers = self
+            .workers
+            .running()
+            .map(|(worker, pid)| v1::WorkerProcess { worker: Some(convert::worker_key(worker)), pid });
+        let hello = v1::AgentHello {
+            node: self.config.node.clone(),
+            gpus: gpus.collect(),
+            workers: workers.collect(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        };
+        let mut reports = vec![convert::report(Report::Hello(hello))];
+        let missed = self.outbox.waiting();
+        reports.extend(missed.map(|(sequence, t)| convert::transition(*sequence, t)));
+        let ends = self.workers.ended_before();
+        reports.extend(ends.map(|(worker, exit)| convert::exited(worker, exit)));
+        for report in reports {
+            self.send(report);
+        }
+    }
+
+    fn order(&mut self, order: Order) -> Option<Duration> {
+        match order {
+            Order::Welcome(welcome) => {
+                return (welcome.heartbeat_ms > 0)
+                    .then(|| Duration::from_millis(welcome.heartbeat_ms.into()));
+            }
+            Order::Spawn(spawn) => {
+                if let Some(worker) = convert::worker_id(spawn.worker) {
+                    self.spawn(worker);
+                }
+            }
+            Order::Fence(fence) => {
+                if let Some(worker) = convert::worker_id(fence.worker) {
+                    info!(%worker, "fence");
+                    if let Some(exit) = self.workers.fence(&worker) {
+                        self.send(convert::exited(&worker, &exit));
+                    }
+                }
+            }
+            Order::HealthAck(ack) => self.outbox.acknowledge(ack.sequence),
+        }
+        None
+    }
+
+    fn spawn(&mut self, worker: WorkerId) {
+        let index = self.gpus.get(&worker.key.gpu).map(|gpu| gpu.index);
+        match self.workers.spawn(worker.clone(), index) {
+            Spawn::Running(pid) => {
+                self.send(convert::spawned(&worker, pid));
+                info!(%worker, pid, "worker runs");
+            }
+            Spawn::Ended(exit) => self.send(convert::exited(&worker, &exit)),
+        }
+    }
+
+    fn heartbeat(&mut self) {
+        if self.link.is_some() {
+            self.heartbeats += 1;
+            let sequence = self.heartbeats;
+            self.send(convert::report(Report::Heartbeat(v1::AgentHeartbeat { sequence })));
+        }
+    }
+
+    /// Never waits. A session that cannot keep up is dropped; the next one's hello tells what it missed.
+    fn send(&mut self, report: v1::AgentReport) {
+        let Some(link) = &self.link else {
+            return;
+        };
+        match link.try_send(report) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_)) => {
+                self.link = None;
+                self.reopen_session.notify_one();
+            }
+            Err(TrySendError::Closed(_)) => self.link = None,
+        }
+    }
+
+    async fn stop(&mut self, exits: &mut mpsc::Receiver<(WorkerId, Exit)>) {
+        if self.config.keep_workers || self.workers.is_empty() {
+            return;
+        }
+        info!("stopping the workers");
+        self.workers.signal_all(Signal::TERM);
+        if self.all_exited(exits, STOP_GRACE).await {
+            return;
+        }
+        self.workers.signal_all(Signal::KILL);
+        if !self.all_exited(exits, STOP_LIMIT).await {
+            error!("some workers cannot be killed: the driver may hold them; look at the kernel log");
+        }
+    }
+
+    async fn all_exited(&mut self, exits: &mut mpsc::Receiver<(WorkerId, Exit)>, limit: Duration) -> bool {
+        let gone = async {
+            while !self.workers.is_empty() {
+                if let Some((worker, exit)) = exits.recv().await {
+                    self.worker_exited(&worker, &exit);
+                }
+            }
+        };
+        timeout(limit, gone).await.is_ok()
+    }
+
+    fn gpus_path(&self) -> PathBuf {
+        self.config.state_dir.join("gpus.json")
+    }
+
+    /// GPUs seen by an earlier start: one that is lost now could not be named otherwise.
+    fn load_gpus(&self) -> Vec<GpuIdentity> {
+        let path = self.gpus_path();
+        let text = match std::fs::read(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Vec::new(),
+            Err(e) => {
+                warn!(path = %path.display(), %e, "cannot read the GPUs seen before");
+                return Vec::new();
+            }
+        };
+        serde_json::from_slice(&text).unwrap_or_else(|e| {
+            warn!(path = %path.display(), %e, "cannot read the GPUs seen before");
+            Vec::new()
+        })
+    }
+
+    fn save_gpus(&self) {
+        let gpus: Vec<&GpuIdentity> = self.gpus.values().collect();
+        let saved = serde_json::to_vec_pretty(&gpus)
+            .map_err(std::io::Error::from)
+            .and_then(|text| files::replace(&self.gpus_path(), &text));
+        if let Err(e) = saved {
+            warn!(%e, "cannot record the GPUs seen");
+        }
+    }
+}

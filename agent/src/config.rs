@@ -1,0 +1,154 @@
+//! The command line and what follows from it.
+
+use crate::probe::ProbeArguments;
+use crate::workers::{LogTo, WorkerSpec};
+use clap::{Parser, Subcommand, ValueEnum};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tonic::transport::Endpoint;
+
+/// Watches this node's GPUs and runs the workers on them.
+#[derive(Debug, Parser)]
+#[command(name = "reknit-agent", version)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+    #[command(flatten)]
+    pub(crate) run: Option<RunArguments>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// The process that loads NVML; the agent starts it.
+    #[command(hide = true)]
+    Probe(ProbeArguments),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct RunArguments {
+    /// The daemon's address, such as http://127.0.0.1:7400.
+    #[arg(long, env = "REKNIT_DAEMON")]
+    daemon: String,
+    /// This node's name.
+    #[arg(long, env = "REKNIT_NODE")]
+    node: String,
+    /// NVIDIA's management library, or the simulated one.
+    #[arg(long, env = "REKNIT_NVML_LIBRARY", default_value = "libnvidia-ml.so.1")]
+    nvml_library: PathBuf,
+    /// What must outlive the agent: the running workers, the GPUs seen.
+    #[arg(long, env = "REKNIT_STATE_DIR", default_value = "/var/lib/reknit/agent")]
+    state_dir: PathBuf,
+    /// The worker program. By default reknit-worker beside this program.
+    #[arg(long, env = "REKNIT_WORKER_BINARY")]
+    worker_binary: Option<PathBuf>,
+    /// CPU threads for each worker, given to it as REKNIT_WORKER_THREADS.
+    #[arg(long, env = "REKNIT_THREADS_PER_WORKER", value_parser = clap::value_parser!(u32).range(1..))]
+    threads_per_worker: Option<u32>,
+    /// Where workers write: files in the state folder's `logs`, or the agent's own output.
+    #[arg(long, env = "REKNIT_WORKER_LOGS", value_enum, default_value = "files")]
+    worker_logs: WorkerLogs,
+    /// How often each GPU is read.
+    #[arg(long, env = "REKNIT_PROBE_INTERVAL_MS", default_value = "250", value_parser = clap::value_parser!(u64).range(10..=60_000))]
+    probe_interval_ms: u64,
+    /// Leave the workers running when the agent is told to stop, such as for an upgrade.
+    #[arg(long, env = "REKNIT_KEEP_WORKERS")]
+    keep_workers: bool,
+    /// How the log is written, to standard error. RUST_LOG filters it.
+    #[arg(long, env = "REKNIT_LOG", value_enum, default_value = "human")]
+    pub(crate) log: LogFormat,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum WorkerLogs {
+    Files,
+    Inherit,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    Human,
+    Json,
+}
+
+/// A checked configuration.
+#[derive(Debug)]
+pub(crate) struct Config {
+    pub(crate) daemon: Endpoint,
+    pub(crate) node: String,
+    pub(crate) nvml_library: PathBuf,
+    pub(crate) state_dir: PathBuf,
+    pub(crate) probe_interval: Duration,
+    pub(crate) keep_workers: bool,
+    pub(crate) worker: WorkerSpec,
+    /// Held for as long as the agent runs, so that no other uses the state folder.
+    pub(crate) _lock: fs::File,
+}
+
+/// Why a configuration is refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    #[error("`{0}` is no daemon address: write --daemon http://HOST:PORT")]
+    Daemon(String),
+    #[error("`{0}` is no node name: use letters, digits, `.`, `-` and `_`")]
+    Node(String),
+    #[error("cannot use the state folder {path}: {source}; give another with --state-dir")]
+    StateDir { path: PathBuf, source: std::io::Error },
+    #[error("another agent uses the state folder {0}: stop it, or give another with --state-dir")]
+    StateDirTaken(PathBuf),
+    #[error("there is no worker program at {0}: give its path with --worker-binary")]
+    WorkerBinary(PathBuf),
+}
+
+impl RunArguments {
+    pub(crate) fn check(self) -> Result<Config, ConfigError> {
+        let endpoint = Endpoint::from_shared(self.daemon.clone()).ok();
+        let daemon = endpoint
+            .filter(|e| e.uri().scheme_str() == Some("http") && e.uri().port().is_some())
+            .ok_or_else(|| ConfigError::Daemon(self.daemon.clone()))?;
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if self.node.is_empty() || !self.node.chars().all(plain) {
+            return Err(ConfigError::Node(self.node));
+        }
+        let binary = match self.worker_binary {
+            Some(binary) => binary,
+            None => std::env::current_exe().unwrap_or_default().with_file_name("reknit-worker"),
+        };
+        if !binary.is_file() {
+            return Err(ConfigError::WorkerBinary(binary));
+        }
+        let logs = self.state_dir.join("logs");
+        let lock = lock(&self.state_dir, &logs)?;
+        Ok(Config {
+            daemon,
+            nvml_library: self.nvml_library,
+            state_dir: self.state_dir,
+            probe_interval: Duration::from_millis(self.probe_interval_ms),
+            keep_workers: self.keep_workers,
+            worker: WorkerSpec {
+                binary,
+                daemon: self.daemon,
+                node: self.node.clone(),
+                threads: self.threads_per_worker,
+                logs: match self.worker_logs {
+                    WorkerLogs::Files => LogTo::Folder(logs),
+                    WorkerLogs::Inherit => LogTo::Inherit,
+                },
+            },
+            node: self.node,
+            _lock: lock,
+        })
+    }
+}
+
+fn lock(state_dir: &Path, logs: &Path) -> Result<fs::File, ConfigError> {
+    let failed = |source| ConfigError::StateDir { path: state_dir.to_owned(), source };
+    fs::create_dir_all(logs).map_err(failed)?;
+    let lock = fs::File::create(state_dir.join("lock")).map_err(failed)?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(fs::TryLockError::WouldBlock) => Err(ConfigError::StateDirTaken(state_dir.to_owned())),
+        Err(fs::TryLockError::Error(source)) => Err(failed(source)),
+    }
+}

@@ -1,0 +1,133 @@
+//! The probe: a child process, the only one that loads NVML. A driver that hangs or crashes takes the probe
+//! with it and nothing else.
+
+mod nvml;
+pub(crate) mod protocol;
+mod watch;
+
+use nvml_wrapper::Nvml;
+use nvml_wrapper::error::NvmlError;
+use protocol::{Expected, Failure, GpuIdentity, ProbeLine};
+use reknit_layout::GpuId;
+use std::io::{self, BufRead, Write};
+use std::path::{Path, PathBuf};
+use std::process::{self, ExitCode};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+use watch::Watch;
+
+/// How often the supervisor is told that the probe lives.
+const TICK: Duration = Duration::from_millis(250);
+/// As in sysexits.h.
+const EX_UNAVAILABLE: u8 = 69;
+
+/// What the supervisor starts the probe with.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct ProbeArguments {
+    #[arg(long)]
+    pub(crate) nvml_library: PathBuf,
+    #[arg(long)]
+    pub(crate) interval_ms: u64,
+}
+
+/// Writes lines to the supervisor. When it is gone the probe ends.
+#[derive(Debug, Clone, Default)]
+struct Speaker(Arc<Mutex<()>>);
+
+impl Speaker {
+    fn say(&self, line: &ProbeLine) {
+        let _whole_lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Ok(mut text) = serde_json::to_vec(line) else {
+            return;
+        };
+        text.push(b'\n');
+        let mut out = io::stdout().lock();
+        if out.write_all(&text).and_then(|()| out.flush()).is_err() {
+            process::exit(0);
+        }
+    }
+}
+
+/// Runs until the supervisor closes the probe's input.
+pub(crate) fn run(arguments: &ProbeArguments) -> ExitCode {
+    let speaker = Speaker::default();
+    let Some(expected) = read_expected() else {
+        return ExitCode::SUCCESS;
+    };
+    // From here on the driver may block any thread but this one, which sees the supervisor go.
+    thread::spawn(end_with_the_supervisor);
+    let (nvml, gpus, silent) = match start(&arguments.nvml_library, expected.gpus) {
+        Ok(started) => started,
+        Err(error) => {
+            speaker.say(&ProbeLine::Failed { reason: failure_of(&error), message: error.to_string() });
+            return ExitCode::from(EX_UNAVAILABLE);
+        }
+    };
+    speaker.say(&ProbeLine::Ready {
+        driver: nvml.sys_driver_version().unwrap_or_default(),
+        gpus: gpus.clone(),
+        silent,
+    });
+    let interval = Duration::from_millis(arguments.interval_ms);
+    let watches: Vec<Arc<Watch>> =
+        gpus.into_iter().map(|gpu| Arc::new(Watch::new(nvml, gpu, speaker.clone()))).collect();
+    for watch in &watches {
+        let (nudge, nudged) = mpsc::sync_channel(1);
+        let (sampler, listener) = (watch.clone(), watch.clone());
+        thread::spawn(move || sampler.sample(interval, &nudged));
+        thread::spawn(move || listener.listen(&nudge));
+    }
+    loop {
+        let busy = watches.iter().filter_map(|watch| watch.busy()).collect();
+        speaker.say(&ProbeLine::Tick { busy });
+        thread::sleep(TICK);
+    }
+}
+
+fn read_expected() -> Option<Expected> {
+    let mut line = String::new();
+    match io::stdin().lock().read_line(&mut line) {
+        Ok(1..) => serde_json::from_str(&line).ok(),
+        Ok(0) | Err(_) => None,
+    }
+}
+
+fn end_with_the_supervisor() {
+    let mut nothing = String::new();
+    let _ended = io::stdin().lock().read_line(&mut nothing);
+    process::exit(0);
+}
+
+/// The GPUs to watch: those that answer now, and those expected whose place no other GPU has taken, which
+/// are named once more as silent.
+fn start(
+    library: &Path,
+    expected: Vec<GpuIdentity>,
+) -> Result<(&'static Nvml, Vec<GpuIdentity>, Vec<GpuId>), NvmlError> {
+    let nvml = nvml::load(library)?;
+    let mut gpus = nvml::enumerate(nvml)?;
+    let mut silent = Vec::new();
+    for old in expected {
+        match gpus.iter_mut().find(|gpu| gpu.pci_bus_id == old.pci_bus_id) {
+            // Indices shift when a GPU is missing; the first one seen stays its name.
+            Some(gpu) if gpu.uuid == old.uuid => gpu.index = old.index,
+            Some(_) => {}
+            None => {
+                silent.push(old.uuid.clone());
+                gpus.push(old);
+            }
+        }
+    }
+    gpus.sort_by_key(|gpu| gpu.index);
+    Ok((nvml, gpus, silent))
+}
+
+fn failure_of(error: &NvmlError) -> Failure {
+    if matches!(error, NvmlError::LibloadingError(_) | NvmlError::FailedToLoadSymbol(_)) {
+        Failure::Library
+    } else {
+        Failure::Driver
+    }
+}

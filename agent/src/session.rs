@@ -1,0 +1,131 @@
+//! The session with the daemon: opened, and opened again for as long as the agent lives.
+
+use reknit_proto::v1::agent_client::AgentClient;
+use reknit_proto::v1::agent_order::Order;
+use reknit_proto::v1::{AgentOrder, AgentReport};
+use std::time::Duration;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{sleep, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Status, Streaming};
+use tracing::{info, warn};
+
+const CONNECT: Duration = Duration::from_secs(1);
+/// From the opened stream to the daemon's welcome.
+const WELCOME: Duration = Duration::from_secs(5);
+/// A daemon that froze or whose machine is gone is noticed within twice this.
+const KEEP_ALIVE: Duration = Duration::from_secs(2);
+const RETRY: Duration = Duration::from_millis(50);
+const RETRY_LIMIT: Duration = Duration::from_secs(1);
+/// Reports waiting for the wire. A session that falls further behind is given up and opened anew.
+const QUEUED_REPORTS: usize = 1024;
+
+/// What the session tells.
+#[derive(Debug)]
+pub(crate) enum SessionNews {
+    /// Reports go here from now on, the hello first.
+    Opening(mpsc::Sender<AgentReport>),
+    Order(Order),
+    Closed,
+}
+
+/// Why a session ended.
+#[derive(Debug, thiserror::Error)]
+enum End {
+    #[error("cannot connect: {}", root(.0))]
+    Connect(#[from] tonic::transport::Error),
+    #[error("{}", .0.message())]
+    Status(#[from] Status),
+    #[error("the daemon did not answer the hello")]
+    NoWelcome,
+    #[error("the daemon closed it")]
+    Closed,
+    #[error("it is opened anew, as the node's GPUs changed")]
+    Reopened,
+    #[error("the agent stops")]
+    Stopping,
+}
+
+/// The innermost error says what happened; those around it say `transport error`.
+fn root(error: &tonic::transport::Error) -> String {
+    let mut inner: &dyn std::error::Error = error;
+    while let Some(source) = inner.source() {
+        inner = source;
+    }
+    inner.to_string()
+}
+
+/// Runs until nobody listens. `reopen` ends the present session so that the hello is said again.
+pub(crate) async fn keep(endpoint: Endpoint, news: mpsc::Sender<SessionNews>, reopen: &Notify) {
+    let endpoint = endpoint
+        .connect_timeout(CONNECT)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE)
+        .keep_alive_while_idle(true);
+    let mut delay = RETRY;
+    let mut told = String::new();
+    loop {
+        let mut welcomed = false;
+        let end = match run(&endpoint, &news, reopen, &mut welcomed).await {
+            Ok(never) => match never {},
+            Err(end) => end,
+        };
+        if welcomed {
+            delay = RETRY;
+            told.clear();
+        }
+        let why = end.to_string();
+        if why != told {
+            warn!(why, "no session with the daemon; trying again");
+            told = why;
+        }
+        if news.send(SessionNews::Closed).await.is_err() {
+            return;
+        }
+        sleep(delay).await;
+        delay = (delay * 2).min(RETRY_LIMIT);
+    }
+}
+
+async fn run(
+    endpoint: &Endpoint,
+    news: &mpsc::Sender<SessionNews>,
+    reopen: &Notify,
+    welcomed: &mut bool,
+) -> Result<std::convert::Infallible, End> {
+    let channel = endpoint.connect().await?;
+    let (reports, queued) = mpsc::channel(QUEUED_REPORTS);
+    let opening = SessionNews::Opening(reports);
+    news.send(opening).await.map_err(|_| End::Stopping)?;
+    let mut orders = timeout(WELCOME, open(channel, queued)).await.map_err(|_| End::NoWelcome)??;
+    let mut patience = WELCOME;
+    loop {
+        let order = tokio::select! {
+            order = timeout(patience, orders.message()) => order.map_err(|_| End::NoWelcome)??,
+            () = reopen.notified() => return Err(End::Reopened),
+        };
+        let order = order.ok_or(End::Closed)?;
+        let Some(order) = order.order else {
+            // An order of a newer daemon.
+            continue;
+        };
+        if matches!(order, Order::Welcome(_)) {
+            info!("session with the daemon open");
+            *welcomed = true;
+            // From here on the connection's own keep-alive judges.
+            patience = Duration::MAX;
+        }
+        let order = SessionNews::Order(order);
+        news.send(order).await.map_err(|_| End::Stopping)?;
+    }
+}
+
+async fn open(
+    channel: Channel,
+    queued: mpsc::Receiver<AgentReport>,
+) -> Result<Streaming<AgentOrder>, Status> {
+    let stream = ReceiverStream::new(queued);
+    Ok(AgentClient::new(channel).session(stream).await?.into_inner())
+}

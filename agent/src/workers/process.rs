@@ -1,0 +1,153 @@
+//! One worker process, held by its pidfd: a number may be another process tomorrow, a pidfd never is.
+
+use super::readiness::readable;
+use super::record::Record;
+use super::{Exit, WorkerId};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, pidfd_send_signal, waitid,
+};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+/// Where workers write what they say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum LogTo {
+    /// One file per worker in this folder.
+    Folder(PathBuf),
+    /// The agent's own output.
+    Inherit,
+}
+
+/// What is the same for every worker of the node.
+#[derive(Debug, Clone)]
+pub(crate) struct WorkerSpec {
+    pub(crate) binary: PathBuf,
+    pub(crate) daemon: String,
+    pub(crate) node: String,
+    pub(crate) threads: Option<u32>,
+    pub(crate) logs: LogTo,
+}
+
+#[derive(Debug)]
+pub(super) struct Process {
+    pid: Pid,
+    start_time: u64,
+    pidfd: Arc<OwnedFd>,
+    adopted: bool,
+}
+
+impl Process {
+    /// Starts the worker in a process group of its own, so that neither Ctrl-C nor the agent's end reaches it.
+    pub(super) fn spawn(spec: &WorkerSpec, worker: &WorkerId, index: u32) -> io::Result<Self> {
+        let mut command = Command::new(&spec.binary);
+        command
+            .args(["--daemon", &spec.daemon])
+            .args(["--job", &worker.job])
+            .args(["--gpu", &worker.key.gpu.0])
+            .args(["--node", &spec.node])
+            .args(["--incarnation", &worker.key.incarnation.to_string()])
+            .env("CUDA_VISIBLE_DEVICES", &worker.key.gpu.0)
+            .stdin(Stdio::null())
+            .process_group(0);
+        if let Some(threads) = spec.threads {
+            command.env("REKNIT_WORKER_THREADS", threads.to_string());
+        }
+        if let LogTo::Folder(folder) = &spec.logs {
+            let log = File::create(folder.join(log_name(worker, index)))?;
+            command.stdout(log.try_clone()?).stderr(log);
+        }
+        let mut child = command.spawn()?;
+        let pid = pid_of(child.id())?;
+        // Nothing else reaps children here, so the number is still this child's.
+        let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(pidfd) => Arc::new(pidfd),
+            Err(e) => {
+                child.kill()?;
+                child.wait()?;
+                return Err(e.into());
+            }
+        };
+        let start_time = start_time(pid).unwrap_or(0);
+        Ok(Self { pid, start_time, pidfd, adopted: false })
+    }
+
+    /// The recorded process, if it still runs.
+    pub(super) fn adopt(record: &Record) -> io::Result<Option<Self>> {
+        let pid = pid_of(record.pid)?;
+        let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(pidfd) => Arc::new(pidfd),
+            Err(rustix::io::Errno::SRCH) => return Ok(None),
+            Err(e) => return Err(e.into()),
+        };
+        // Looked at after the pidfd was opened: what matches now is what the pidfd holds.
+        let same = start_time(pid) == Some(record.start_time);
+        Ok(same.then_some(Self { pid, start_time: record.start_time, pidfd, adopted: true }))
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    pub(super) fn record(&self, worker: WorkerId) -> Record {
+        Record { worker, pid: self.pid(), start_time: self.start_time }
+    }
+
+    pub(super) fn signal(&self, signal: Signal) {
+        // Fails only when the process is gone, and then its end is on its way.
+        let _gone = pidfd_send_signal(self.pidfd.as_fd(), signal);
+    }
+
+    /// Waits for the end and tells how it came.
+    pub(super) fn end(&self) -> io::Result<impl Future<Output = Exit> + Send + 'static> {
+        let watched = readable(self.pidfd.clone())?;
+        let (pid, adopted) = (self.pid, self.adopted);
+        Ok(async move {
+            // A pidfd is readable once, for good, when its process has ended.
+            let _error_is_an_end_too = watched.readable().await;
+            if adopted {
+                return Exit::Adopted;
+            }
+            // What the worker left running goes with it, while its number is still taken.
+            let _gone = kill_process_group(pid, Signal::KILL);
+            match waitid(WaitId::PidFd(watched.get_ref().as_fd()), WaitIdOptions::EXITED) {
+                Ok(Some(status)) => match (status.terminating_signal(), status.exit_status()) {
+                    (Some(signal), _) => Exit::Signal(signal),
+                    (None, Some(status)) => Exit::Status(status),
+                    (None, None) => Exit::Adopted,
+                },
+                Ok(None) | Err(_) => Exit::Adopted,
+            }
+        })
+    }
+}
+
+fn pid_of(number: u32) -> io::Result<Pid> {
+    i32::try_from(number)
+        .ok()
+        .and_then(Pid::from_raw)
+        .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+}
+
+/// When the process started, in clock ticks since boot. `None` if there is none, or only its remains.
+fn start_time(pid: Pid) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
+    // The program's name may hold anything, so fields are counted from its closing parenthesis.
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") {
+        return None;
+    }
+    // The state is field 3, the start time field 22.
+    fields.nth(18)?.parse().ok()
+}
+
+fn log_name(worker: &WorkerId, index: u32) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let job = worker.job.replace(|c| !plain(c), "_");
+    format!("{job}-gpu{index}-{}.log", worker.key.incarnation)
+}

@@ -1,0 +1,82 @@
+//! What the agent says to bad input, and how it ends.
+
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+use harness::Node;
+use std::process::{Command, Stdio};
+
+fn run(command: &mut Command) -> (Option<i32>, String) {
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    let told: Vec<&str> = stderr.lines().filter(|l| l.starts_with("reknit-agent:")).collect();
+    (output.status.code(), told.join("\n"))
+}
+
+fn bare() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_reknit-agent"))
+}
+
+#[test]
+fn bad_configuration_exits_64_with_one_line() {
+    let node = Node::new(1);
+    let good = "http://127.0.0.1:1";
+    let refused = |command: &mut Command, word: &str| {
+        let (code, told) = run(command);
+        assert_eq!(code, Some(64), "{told}");
+        assert_eq!(told.lines().count(), 1, "{told}");
+        assert!(told.contains(word), "{told} does not name {word}");
+    };
+    refused(&mut bare(), "--daemon");
+    refused(bare().args(["--daemon", good]), "--node");
+    refused(&mut node.command("not an address"), "not an address");
+    refused(&mut node.command("127.0.0.1:7400"), "127.0.0.1:7400");
+    refused(node.command(good).args(["--colour", "red"]), "--colour");
+    refused(node.command(good).args(["--threads-per-worker", "0"]), "threads-per-worker");
+    refused(node.command(good).args(["--log", "loud"]), "loud");
+    let somewhere = |flag: &str, path: &str| {
+        let mut command = bare();
+        command.args(["--daemon", good, "--node", "n0", flag, path]);
+        command.arg(if flag == "--state-dir" { "--worker-binary" } else { "--state-dir" });
+        command.arg(if flag == "--state-dir" {
+            node.worker.clone()
+        } else {
+            node.folder.path().join("other")
+        });
+        command
+    };
+    refused(&mut somewhere("--state-dir", "/proc/nothing"), "/proc/nothing");
+    refused(&mut somewhere("--worker-binary", "/no/worker"), "/no/worker");
+}
+
+#[test]
+fn a_missing_library_exits_69_and_says_what_to_do() {
+    let node = Node::new(1);
+    let not_a_library = node.folder.path().join("text.so");
+    std::fs::write(&not_a_library, "no library").unwrap();
+    for path in ["/no/libnvidia-ml.so.1", not_a_library.to_str().unwrap()] {
+        let mut command = bare();
+        command
+            .args(["--daemon", "http://127.0.0.1:1", "--node", "n0", "--nvml-library", path])
+            .arg("--state-dir")
+            .arg(node.folder.path().join("state"))
+            .arg("--worker-binary")
+            .arg(&node.worker);
+        let (code, told) = run(&mut command);
+        assert_eq!(code, Some(69), "{told}");
+        assert_eq!(told.lines().count(), 1, "{told}");
+        assert!(told.contains(path) && told.contains("--nvml-library"), "{told}");
+    }
+}
+
+#[tokio::test]
+async fn two_agents_do_not_share_a_state_folder() {
+    let (mut daemon, node) = (harness::Daemon::start().await, Node::new(1));
+    let agent = node.start(&daemon);
+    daemon.session().await;
+    let (code, told) = run(&mut node.command("http://127.0.0.1:1"));
+    assert_eq!(code, Some(64));
+    assert!(told.contains("another agent"), "{told}");
+    drop(agent);
+}

@@ -1,0 +1,310 @@
+//! A daemon, a node's driver and an agent, for the tests: the agent and the probe are the real program.
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
+
+use reknit_proto::v1;
+use reknit_proto::v1::agent_order::Order;
+use reknit_proto::v1::agent_report::Report;
+use reknit_proto::v1::agent_server::{Agent, AgentServer};
+use reknit_simdriver::state::{STATE_VARIABLE, State};
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tonic::{Request, Response, Status, Streaming};
+
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// One session of the agent with the test's daemon.
+pub struct Session {
+    pub hello: v1::AgentHello,
+    reports: mpsc::Receiver<(Report, Instant)>,
+    orders: Option<mpsc::Sender<Result<v1::AgentOrder, Status>>>,
+    acknowledge: bool,
+}
+
+struct Service {
+    opened: mpsc::Sender<(Streaming<v1::AgentReport>, mpsc::Sender<Result<v1::AgentOrder, Status>>)>,
+}
+
+#[tonic::async_trait]
+impl Agent for Service {
+    type SessionStream = ReceiverStream<Result<v1::AgentOrder, Status>>;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<v1::AgentReport>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
+        let (orders, queued) = mpsc::channel(64);
+        self.opened
+            .send((request.into_inner(), orders))
+            .await
+            .map_err(|_| Status::unavailable("the test is over"))?;
+        Ok(Response::new(ReceiverStream::new(queued)))
+    }
+}
+
+/// The test's side of the Agent service.
+pub struct Daemon {
+    pub address: SocketAddr,
+    opened: mpsc::Receiver<(Streaming<v1::AgentReport>, mpsc::Sender<Result<v1::AgentOrder, Status>>)>,
+}
+
+impl Daemon {
+    pub async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (opened_in, opened) = mpsc::channel(4);
+        let server = tonic::transport::Server::builder()
+            .add_service(AgentServer::new(Service { opened: opened_in }))
+            .serve_with_incoming(TcpListenerStream::new(listener));
+        tokio::spawn(server);
+        Self { address, opened }
+    }
+
+    /// The next session, welcomed.
+    pub async fn session(&mut self) -> Session {
+        let opened = timeout(PATIENCE, self.opened.recv()).await;
+        let (mut stream, orders) = opened.expect("no session").unwrap();
+        let first = timeout(PATIENCE, stream.message()).await;
+        let first = first.expect("no hello").unwrap().unwrap();
+        let Some(Report::Hello(hello)) = first.report else {
+            panic!("the first report is {first:?}, no hello");
+        };
+        let (reports_in, reports) = mpsc::channel(1024);
+        tokio::spawn(async move {
+            while let Ok(Some(message)) = stream.message().await {
+                let report = message.report.unwrap();
+                if reports_in.send((report, Instant::now())).await.is_err() {
+                    return;
+                }
+            }
+        });
+        let session = Session { hello, reports, orders: Some(orders), acknowledge: true };
+        let welcome = v1::AgentWelcome { heartbeat_ms: 100 };
+        session.order(Order::Welcome(welcome)).await;
+        session
+    }
+}
+
+impl Session {
+    pub async fn order(&self, order: Order) {
+        let order = v1::AgentOrder { order: Some(order) };
+        self.orders.as_ref().unwrap().send(Ok(order)).await.unwrap();
+    }
+
+    pub async fn spawn(&self, gpu: &str, incarnation: u64) {
+        let worker = Some(key(gpu, incarnation));
+        self.order(Order::Spawn(v1::SpawnWorker { worker })).await;
+    }
+
+    pub async fn fence(&self, gpu: &str, incarnation: u64) {
+        let worker = Some(key(gpu, incarnation));
+        self.order(Order::Fence(v1::FenceWorker { worker })).await;
+    }
+
+    /// From now on transitions are left unacknowledged.
+    pub fn fall_silent(&mut self) {
+        self.acknowledge = false;
+    }
+
+    /// The next report that is no heartbeat, within `limit`.
+    pub async fn next(&mut self, limit: Duration) -> Option<(Report, Instant)> {
+        let deadline = tokio::time::Instant::now() + limit;
+        loop {
+            let next = tokio::time::timeout_at(deadline, self.reports.recv());
+            let (report, at) = next.await.ok()??;
+            if let Report::Health(health) = &report
+                && self.acknowledge
+            {
+                let sequence = health.sequence;
+                self.order(Order::HealthAck(v1::HealthAck { sequence })).await;
+            }
+            if !matches!(report, Report::Heartbeat(_)) {
+                return Some((report, at));
+            }
+        }
+    }
+
+    pub async fn health(&mut self) -> (v1::HealthTransition, Instant) {
+        match self.next(PATIENCE).await {
+            Some((Report::Health(health), at)) => (health, at),
+            other => panic!("{other:?} is no health transition"),
+        }
+    }
+
+    pub async fn spawned(&mut self) -> v1::WorkerSpawned {
+        match self.next(PATIENCE).await {
+            Some((Report::Spawned(spawned), _)) => spawned,
+            other => panic!("{other:?} is no spawned worker"),
+        }
+    }
+
+    pub async fn exited(&mut self) -> (v1::WorkerExited, Instant) {
+        match self.next(PATIENCE).await {
+            Some((Report::Exited(exited), at)) => (exited, at),
+            other => panic!("{other:?} is no ended worker"),
+        }
+    }
+
+    pub async fn heartbeat(&mut self) {
+        let heard = timeout(PATIENCE, async {
+            loop {
+                if let Some((Report::Heartbeat(_), _)) = self.reports.recv().await {
+                    return;
+                }
+            }
+        });
+        heard.await.expect("no heartbeat");
+    }
+
+    /// Nothing but heartbeats for `time`.
+    pub async fn quiet(&mut self, time: Duration) {
+        if let Some((report, _)) = self.next(time).await {
+            panic!("{report:?} though nothing happened");
+        }
+    }
+
+    /// The daemon ends the session.
+    pub fn close(mut self) {
+        self.orders = None;
+    }
+}
+
+pub fn key(gpu: &str, incarnation: u64) -> v1::WorkerKey {
+    v1::WorkerKey { job: "job".to_owned(), gpu: gpu.to_owned(), incarnation }
+}
+
+/// A node: a folder, its simulated driver and what the agent keeps.
+pub struct Node {
+    pub folder: TempDir,
+    pub gpus: Vec<String>,
+    pub worker: PathBuf,
+}
+
+impl Node {
+    pub fn new(gpus: usize) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let state = State::healthy("n0", gpus);
+        state.save(&folder.path().join("driver.json")).unwrap();
+        let worker = folder.path().join("worker.sh");
+        std::fs::write(&worker, "#!/bin/sh\necho \"$@\"\nexec sleep 1000\n").unwrap();
+        let executable = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&worker, executable).unwrap();
+        Self { gpus: state.gpus.into_iter().map(|gpu| gpu.uuid).collect(), folder, worker }
+    }
+
+    pub fn driver(&self) -> PathBuf {
+        self.folder.path().join("driver.json")
+    }
+
+    pub fn set(&self, gpu: usize, change: &str) {
+        State::update(&self.driver(), |s| s.set(gpu, &[change.to_owned()])).unwrap();
+    }
+
+    pub fn xid(&self, gpu: usize, xid: u64) {
+        State::update(&self.driver(), |s| s.raise_xid(gpu, xid)).unwrap();
+    }
+
+    pub fn command(&self, daemon: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_reknit-agent"));
+        command
+            .args(["--daemon", daemon, "--node", "n0"])
+            .arg("--nvml-library")
+            .arg(library())
+            .arg("--state-dir")
+            .arg(self.folder.path().join("state"))
+            .arg("--worker-binary")
+            .arg(&self.worker)
+            .env(STATE_VARIABLE, self.driver())
+            .stdin(Stdio::null());
+        command
+    }
+
+    pub fn start(&self, daemon: &Daemon) -> RunningAgent {
+        let address = format!("http://{}", daemon.address);
+        RunningAgent(self.command(&address).spawn().unwrap())
+    }
+}
+
+/// Killed with the test if it still runs, and its workers with it.
+pub struct RunningAgent(pub Child);
+
+impl RunningAgent {
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    pub fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+
+    pub fn terminate(&self) {
+        kill(self.pid(), "TERM");
+    }
+
+    pub fn exit_code(&mut self, limit: Duration) -> Option<i32> {
+        let deadline = Instant::now() + limit;
+        while Instant::now() < deadline {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return status.code();
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        panic!("the agent still runs after {limit:?}");
+    }
+}
+
+impl Drop for RunningAgent {
+    fn drop(&mut self) {
+        // SIGTERM first, so that the workers go too.
+        if let Ok(None) = self.0.try_wait() {
+            self.terminate();
+            let _code = self.exit_code(Duration::from_secs(8));
+        }
+    }
+}
+
+pub fn library() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let mut folders = test.ancestors().skip(1).take(2);
+    folders
+        .find_map(|folder| {
+            let path = folder.join("libreknit_simdriver.so");
+            path.exists().then_some(path)
+        })
+        .expect("cargo builds the simulated driver with this test")
+}
+
+pub fn kill(pid: u32, signal: &str) {
+    let status = Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).status().unwrap();
+    assert!(status.success(), "no process {pid}");
+}
+
+pub fn runs(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim_start());
+    state.is_some_and(|state| !state.starts_with('Z') && !state.starts_with('X'))
+}
+
+pub fn children(pid: u32) -> Vec<u32> {
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    let text = std::fs::read_to_string(Path::new(&path)).unwrap_or_default();
+    text.split_whitespace().map(|n| n.parse().unwrap()).collect()
+}
+
+pub fn command_line(pid: u32) -> String {
+    let raw = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&raw).replace('\0', " ")
+}
+
+/// The agent's probe.
+pub fn probe_of(agent: u32) -> Option<u32> {
+    children(agent).into_iter().find(|child| command_line(*child).contains(" probe --nvml-library"))
+}

@@ -1,0 +1,230 @@
+//! GPU health, from the driver to the daemon.
+
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+use harness::{Daemon, Node, PATIENCE, kill, probe_of, runs};
+use reknit_proto::v1::HealthClass;
+use std::time::{Duration, Instant};
+
+const CALM: Duration = Duration::from_millis(700);
+
+#[tokio::test]
+async fn the_hello_names_the_gpus() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(4));
+    let agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    assert_eq!(session.hello.node, "n0");
+    let told = session.hello.gpus.iter();
+    let mut told: Vec<_> = told.map(|g| (g.index, g.uuid.clone(), g.health())).collect();
+    told.sort_by_key(|(index, ..)| *index);
+    let expected = node.gpus.iter().zip(0..);
+    let expected = expected.map(|(uuid, index)| (index, uuid.clone(), HealthClass::Healthy));
+    assert_eq!(told, expected.collect::<Vec<_>>());
+    assert_eq!(session.hello.gpus[0].memory_bytes, 80 << 30);
+    session.quiet(CALM).await;
+    drop(agent);
+}
+
+#[tokio::test]
+async fn a_gpu_that_falls_off_the_bus_is_blamed_alone_and_comes_back() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(4));
+    let agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    session.quiet(CALM).await;
+    let lost = Instant::now();
+    node.set(2, "lost=true");
+    node.xid(2, 79);
+    let (fatal, at) = session.health().await;
+    println!("loss reported after {:?}: {}", at - lost, fatal.cause);
+    assert!(at - lost < Duration::from_millis(150), "{:?}", at - lost);
+    assert_eq!(fatal.gpu, node.gpus[2]);
+    assert_eq!(fatal.health(), HealthClass::Fatal);
+    assert!(!fatal.shards_readable);
+    session.quiet(CALM).await;
+
+    node.set(2, "lost=false");
+    let (healthy, _) = session.health().await;
+    assert_eq!(healthy.gpu, node.gpus[2]);
+    assert_eq!(healthy.health(), HealthClass::Healthy);
+    assert_eq!(healthy.cause, "reads healthy again");
+    assert!(healthy.sequence > fatal.sequence);
+    session.quiet(CALM).await;
+
+    // And once more: the listener must have survived.
+    let raised = Instant::now();
+    node.xid(2, 79);
+    let (fatal, at) = session.health().await;
+    println!("XID reported after {:?}", at - raised);
+    assert!(at - raised < Duration::from_millis(100), "{:?}", at - raised);
+    assert_eq!(fatal.cause, "XID 79: GPU has fallen off the bus");
+    assert_eq!(fatal.evidence, "XID 79");
+    // No reading says so, but the driver's last word was that it is gone: it stays out until it was away.
+    session.quiet(CALM).await;
+    node.set(2, "lost=true");
+    session.quiet(CALM).await;
+    node.set(2, "lost=false");
+    assert_eq!(session.health().await.0.health(), HealthClass::Healthy);
+    drop(agent);
+}
+
+#[tokio::test]
+async fn a_gpu_lost_without_a_word_is_found_by_reading() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(3));
+    let agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    for change in ["lost", "absent", "reset_required"] {
+        let begun = Instant::now();
+        node.set(1, &format!("{change}=true"));
+        let (fatal, at) = session.health().await;
+        println!("{change} reported after {:?}: {}", at - begun, fatal.evidence);
+        assert!(at - begun < Duration::from_millis(500));
+        assert_eq!(fatal.gpu, node.gpus[1], "{change}");
+        assert_eq!(fatal.health(), HealthClass::Fatal, "{change}");
+        session.quiet(Duration::from_millis(400)).await;
+        node.set(1, &format!("{change}=false"));
+        let (healthy, _) = session.health().await;
+        assert_eq!(healthy.gpu, node.gpus[1], "{change}");
+        assert_eq!(healthy.health(), HealthClass::Healthy, "{change}");
+    }
+    drop(agent);
+}
+
+#[tokio::test]
+async fn events_mean_what_the_policy_says() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(2));
+    let agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    session.quiet(CALM).await;
+    node.xid(0, 45);
+    node.xid(0, 13);
+    session.quiet(CALM).await;
+
+    node.xid(0, 94);
+    let (died, _) = session.health().await;
+    assert_eq!(died.health(), HealthClass::RankDied);
+    assert_eq!(session.health().await.0.health(), HealthClass::Healthy, "not latched");
+
+    node.set(0, "ecc_uncorrected=1");
+    let (died, _) = session.health().await;
+    assert_eq!(died.health(), HealthClass::RankDied);
+    assert_eq!(died.evidence, "volatile uncorrected ECC count 0 -> 1");
+    assert_eq!(session.health().await.0.health(), HealthClass::Healthy, "a delta, no level");
+
+    node.set(1, "recovery_action=4");
+    let (drain, _) = session.health().await;
+    assert_eq!((drain.gpu.as_str(), drain.health()), (node.gpus[1].as_str(), HealthClass::Drain));
+    assert!(drain.shards_readable);
+    node.set(1, "recovery_action=1");
+    assert_eq!(session.health().await.0.health(), HealthClass::Fatal);
+    node.set(1, "recovery_action=0");
+    assert_eq!(session.health().await.0.health(), HealthClass::Healthy);
+
+    node.xid(0, 4711);
+    let (predict, _) = session.health().await;
+    assert_eq!(predict.health(), HealthClass::Predict);
+    assert_eq!(predict.cause, "XID 4711: unknown to this version");
+    session.quiet(CALM).await;
+    drop(agent);
+}
+
+#[tokio::test]
+async fn a_dead_probe_makes_the_node_blind_and_blames_no_gpu() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(2));
+    let mut agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    session.spawn(&node.gpus[0], 1).await;
+    let worker = session.spawned().await.pid;
+    node.set(1, "lost=true");
+    assert_eq!(session.health().await.0.health(), HealthClass::Fatal);
+
+    let probe = probe_of(agent.pid()).unwrap();
+    kill(probe, "KILL");
+    let (unknown, _) = session.health().await;
+    assert_eq!(unknown.gpu, node.gpus[0], "of the lost GPU enough is known");
+    assert_eq!(unknown.health(), HealthClass::Unknown);
+    let (healthy, _) = session.health().await;
+    assert_eq!(healthy.gpu, node.gpus[0]);
+    assert_eq!(healthy.health(), HealthClass::Healthy);
+    assert!(runs(worker));
+    let second = probe_of(agent.pid()).unwrap();
+    assert_ne!(second, probe);
+
+    // A probe that hangs as a whole is replaced too.
+    kill(second, "STOP");
+    assert_eq!(session.health().await.0.health(), HealthClass::Unknown);
+    assert_eq!(session.health().await.0.health(), HealthClass::Healthy);
+    node.set(1, "lost=false");
+    let (healthy, _) = session.health().await;
+    assert_eq!((healthy.gpu, healthy.health), (node.gpus[1].clone(), HealthClass::Healthy.into()));
+
+    let third = probe_of(agent.pid()).unwrap();
+    agent.kill();
+    kill(worker, "KILL");
+    let deadline = Instant::now() + PATIENCE;
+    while runs(third) {
+        assert!(Instant::now() < deadline, "the probe outlives its agent");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_driver_that_goes_away_is_waited_for() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(2));
+    let agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    let (away, here) = (node.folder.path().join("away.json"), node.driver());
+    std::fs::rename(&here, &away).unwrap();
+    for _ in 0..2 {
+        let (unknown, _) = session.health().await;
+        assert_eq!(unknown.health(), HealthClass::Unknown);
+    }
+    session.quiet(Duration::from_secs(2)).await;
+    std::fs::rename(&away, &here).unwrap();
+    for _ in 0..2 {
+        assert_eq!(session.health().await.0.health(), HealthClass::Healthy);
+    }
+    drop(agent);
+}
+
+#[tokio::test]
+async fn a_lost_gpu_is_known_to_the_agents_next_start() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(3));
+    let mut agent = node.start(&daemon);
+    daemon.session().await;
+    node.set(0, "absent=true");
+    agent.kill();
+    let agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    assert_eq!(session.hello.gpus.len(), 3);
+    let mut indices: Vec<_> = session.hello.gpus.iter().collect();
+    indices.sort_by_key(|gpu| gpu.index);
+    let uuids: Vec<_> = indices.iter().map(|gpu| gpu.uuid.clone()).collect();
+    assert_eq!(uuids, node.gpus, "each GPU keeps its number");
+    let told = &indices[0];
+    if told.health() != HealthClass::Fatal {
+        let (fatal, _) = session.health().await;
+        assert_eq!((fatal.gpu.as_str(), fatal.health()), (node.gpus[0].as_str(), HealthClass::Fatal));
+    }
+    drop(agent);
+}
+
+#[tokio::test]
+async fn transitions_are_sent_again_until_acknowledged() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(2));
+    let agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    session.fall_silent();
+    node.set(1, "lost=true");
+    let (first, _) = session.health().await;
+    session.close();
+    let mut session = daemon.session().await;
+    let (again, _) = session.health().await;
+    assert_eq!(again, first);
+    session.heartbeat().await;
+    session.close();
+    let mut session = daemon.session().await;
+    session.quiet(CALM).await;
+    drop(agent);
+}

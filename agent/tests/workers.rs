@@ -1,0 +1,189 @@
+//! Workers: started, watched, fenced, and found again.
+
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+use harness::{Daemon, Node, PATIENCE, command_line, kill, runs};
+use std::time::{Duration, Instant};
+
+#[tokio::test]
+async fn a_killed_worker_is_reported_at_once() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(4));
+    let agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    session.spawn(&node.gpus[1], 7).await;
+    let spawned = session.spawned().await;
+    assert_eq!(spawned.worker.unwrap(), harness::key(&node.gpus[1], 7));
+    assert!(runs(spawned.pid));
+
+    let killed = Instant::now();
+    kill(spawned.pid, "KILL");
+    let (exited, at) = session.exited().await;
+    println!("exit reported after {:?}", at - killed);
+    assert!(at - killed < Duration::from_millis(100), "{:?}", at - killed);
+    assert_eq!(exited.worker.unwrap(), harness::key(&node.gpus[1], 7));
+    assert_eq!((exited.signal, exited.status), (9, -1));
+    assert_eq!(exited.how, "killed by signal 9");
+    session.quiet(Duration::from_millis(200)).await;
+    drop(agent);
+}
+
+#[tokio::test]
+async fn a_worker_gets_its_flags_and_its_log() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(2));
+    let agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    session.spawn(&node.gpus[1], 3).await;
+    session.spawned().await;
+    let log = node.folder.path().join("state/logs/job-gpu1-3.log");
+    let deadline = Instant::now() + PATIENCE;
+    let mut text = String::new();
+    while !text.ends_with('\n') && Instant::now() < deadline {
+        text = std::fs::read_to_string(&log).unwrap_or_default();
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let expected = format!(
+        "--daemon http://{} --job job --gpu {} --node n0 --incarnation 3\n",
+        daemon.address, node.gpus[1]
+    );
+    assert_eq!(text, expected);
+    drop(agent);
+}
+
+#[tokio::test]
+async fn fencing_is_confirmed_and_a_key_never_starts_twice() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(2));
+    let agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    let gpu = &node.gpus[0];
+    session.spawn(gpu, 1).await;
+    let pid = session.spawned().await.pid;
+    session.spawn(gpu, 1).await;
+    assert_eq!(session.spawned().await.pid, pid, "the same order twice");
+    session.spawn(gpu, 2).await;
+    let (refused, _) = session.exited().await;
+    assert_eq!(refused.worker.unwrap().incarnation, 2);
+    assert!(refused.how.contains("runs on GPU"), "{}", refused.how);
+    assert!(runs(pid));
+
+    // A stopped process cannot react to anything gentler than SIGKILL.
+    kill(pid, "STOP");
+    session.fence(gpu, 1).await;
+    let (exited, _) = session.exited().await;
+    assert_eq!((exited.signal, exited.worker.unwrap().incarnation), (9, 1));
+    assert!(!runs(pid));
+
+    session.fence(gpu, 1).await;
+    assert_eq!(session.exited().await.0.how, "killed by signal 9", "told again");
+    session.spawn(gpu, 1).await;
+    assert_eq!(session.exited().await.0.how, "killed by signal 9", "not started again");
+    session.fence(gpu, 99).await;
+    assert_eq!(session.exited().await.0.how, "was not running");
+    session.spawn("GPU-of-another-node", 4).await;
+    assert!(session.exited().await.0.how.contains("no GPU"));
+    session.spawn(gpu, 5).await;
+    assert!(runs(session.spawned().await.pid), "the GPU is free again");
+    drop(agent);
+}
+
+#[tokio::test]
+async fn workers_outlive_the_agent_and_are_adopted() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(3));
+    let mut agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    let mut pids = Vec::new();
+    for gpu in &node.gpus {
+        session.spawn(gpu, 1).await;
+        pids.push(session.spawned().await.pid);
+    }
+    agent.kill();
+    assert!(pids.iter().all(|pid| runs(*pid)));
+    kill(pids[2], "KILL");
+
+    let agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    let mut adopted: Vec<_> = session.hello.workers.iter().map(|w| w.pid).collect();
+    adopted.sort_unstable();
+    let mut expected = pids[..2].to_vec();
+    expected.sort_unstable();
+    assert_eq!(adopted, expected);
+    let (exited, _) = session.exited().await;
+    assert_eq!(exited.worker.unwrap().gpu, node.gpus[2], "it died meanwhile");
+
+    let killed = Instant::now();
+    kill(pids[0], "KILL");
+    let (exited, at) = session.exited().await;
+    assert!(at - killed < Duration::from_millis(100), "{:?}", at - killed);
+    assert_eq!(exited.how, "exited (status unknown: adopted)");
+    assert_eq!((exited.signal, exited.status), (0, -1));
+    session.fence(&node.gpus[1], 1).await;
+    let (exited, _) = session.exited().await;
+    assert_eq!(exited.worker.unwrap().gpu, node.gpus[1]);
+    assert!(!runs(pids[1]));
+    drop(agent);
+}
+
+#[tokio::test]
+async fn a_recorded_number_that_is_another_process_now_is_left_alone() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(1));
+    let mut agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    session.spawn(&node.gpus[0], 1).await;
+    let pid = session.spawned().await.pid;
+    agent.kill();
+    let path = node.folder.path().join("state/workers.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let stranger = std::process::id();
+    assert!(text.contains(&pid.to_string()));
+    std::fs::write(&path, text.replace(&pid.to_string(), &stranger.to_string())).unwrap();
+    kill(pid, "KILL");
+
+    let agent = node.start(&daemon);
+    let session = daemon.session().await;
+    assert!(session.hello.workers.is_empty());
+    session.fence(&node.gpus[0], 1).await;
+    drop(agent);
+    assert!(runs(stranger));
+}
+
+#[tokio::test]
+async fn losing_the_daemon_touches_no_worker() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(2));
+    let agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    session.spawn(&node.gpus[0], 1).await;
+    session.spawn(&node.gpus[1], 1).await;
+    let pids = [session.spawned().await.pid, session.spawned().await.pid];
+    session.heartbeat().await;
+    session.close();
+    kill(pids[1], "KILL");
+    let mut session = daemon.session().await;
+    assert!(runs(pids[0]));
+    let (exited, _) = session.exited().await;
+    assert_eq!(exited.worker.unwrap().gpu, node.gpus[1]);
+    assert_eq!(exited.signal, 9);
+    drop(agent);
+}
+
+#[tokio::test]
+async fn sigterm_stops_the_workers_unless_told_to_keep_them() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(1));
+    let address = format!("http://{}", daemon.address);
+    let keeping = node.command(&address).arg("--keep-workers").spawn().unwrap();
+    let mut agent = harness::RunningAgent(keeping);
+    let mut session = daemon.session().await;
+    session.spawn(&node.gpus[0], 1).await;
+    let pid = session.spawned().await.pid;
+    agent.terminate();
+    assert_eq!(agent.exit_code(PATIENCE), Some(0));
+    assert!(runs(pid));
+
+    let mut agent = node.start(&daemon);
+    let session = daemon.session().await;
+    assert_eq!(session.hello.workers[0].pid, pid);
+    assert!(command_line(pid).contains("sleep"));
+    agent.terminate();
+    assert_eq!(agent.exit_code(PATIENCE), Some(0));
+    assert!(!runs(pid));
+}
