@@ -19,17 +19,17 @@ async fn a_job_runs_outlives_its_daemon_and_a_worker() {
     let daemon = Daemon::embedded(dir.path());
     let address = daemon.address.clone();
     let mut admin = daemon.admin().await;
-    let mut node = Node::start(address.clone(), 2);
+    let mut node = Node::start(address.clone(), 4);
 
     submit(&mut admin, "j").await;
     let first = wait_for_job(&mut admin, "j", running(1)).await;
-    assert_eq!((first.committed_step, first.workers.len()), (1, 2));
+    assert_eq!((first.committed_step, first.workers.len()), (1, 4));
     assert_eq!(first.last_loss, 5.0);
 
     let mut tickets = BTreeSet::new();
     let mut prepared = 0;
     let mut resumed = 0;
-    while resumed < 2 {
+    while resumed < 4 {
         match node.next_told().await {
             Told::Prepare { epoch, ticket, .. } => {
                 assert_eq!((epoch, ticket.len()), (first.epoch, 32));
@@ -44,7 +44,7 @@ async fn a_job_runs_outlives_its_daemon_and_a_worker() {
             told @ (Told::Close { .. } | Told::Stop { .. }) => panic!("{told:?}"),
         }
     }
-    assert_eq!((prepared, tickets.len()), (2, 1), "one ticket for all members");
+    assert_eq!((prepared, tickets.len()), (4, 1), "one ticket for all members");
 
     // The daemon dies. Nobody is told to stop, and the job goes on under the same epoch.
     daemon.kill();
@@ -53,15 +53,15 @@ async fn a_job_runs_outlives_its_daemon_and_a_worker() {
     let mut admin = daemon.admin().await;
     let again = wait_for_job(&mut admin, "j", running(1)).await;
     assert_eq!((again.epoch, again.committed_step), (first.epoch, 1));
-    for _ in 0..2 {
+    for _ in 0..4 {
         let told = node.next_told().await;
         assert!(matches!(told, Told::Welcome { .. }), "{told:?}");
     }
 
-    // A worker dies: the other one goes on alone, under a new epoch with a new ticket.
+    // A worker dies: the others go on, under a new epoch with a new ticket.
     node.kill_worker("GPU-0");
-    let alone = |job: &v1::Job| running(2)(job) && job.epoch > first.epoch;
-    let after = wait_for_job(&mut admin, "j", alone).await;
+    let without = |job: &v1::Job| running(2)(job) && job.epoch > first.epoch;
+    let after = wait_for_job(&mut admin, "j", without).await;
     let told = loop {
         if let Told::Prepare { epoch, ticket, .. } = node.next_told().await {
             break (epoch, ticket);

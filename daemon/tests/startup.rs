@@ -34,7 +34,8 @@ fn bad_configuration_is_one_line_and_status_64() {
     let file = dir.path().join("reknitd.toml");
     std::fs::write(&file, "[timeouts]\noperation_msec = 5\n").unwrap();
     let file = file.to_str().unwrap();
-    let cases: &[(&[&str], &[(&str, &str)], &str)] = &[
+    type Case<'a> = (&'a [&'a str], &'a [(&'a str, &'a str)], &'a str);
+    let cases: &[Case<'_>] = &[
         (&["--listen", "0.0.0.0:7400"], &[], "needs TLS"),
         (&["--listen", "here"], &[], "'here' for '--listen"),
         (&["--no-such-flag"], &[], "--no-such-flag"),

@@ -1,0 +1,193 @@
+//! Leadership and fencing over a real etcd, which Debian's etcd-server provides.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use rustix::process::Signal;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use support::{Daemon, job_names, submit};
+
+const LEASE: &str = "2";
+
+/// One etcd member on free ports of this machine, ended when dropped.
+struct EtcdServer {
+    child: Child,
+    endpoint: String,
+    _data: tempfile::TempDir,
+}
+
+impl EtcdServer {
+    async fn start() -> Self {
+        let data = tempfile::tempdir().unwrap();
+        let [client, peer] = [free_url(), free_url()];
+        let child = Command::new("etcd")
+            .args(["--data-dir", data.path().to_str().unwrap()])
+            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+            .args(["--initial-cluster", &format!("default={peer}")])
+            .args(["--heartbeat-interval", "50", "--election-timeout", "500"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|error| {
+                panic!("cannot start `etcd`: {error}; install Debian's etcd-server to run this test")
+            });
+        let server = Self { child, endpoint: client, _data: data };
+        let deadline = Instant::now() + support::PATIENCE;
+        while let Err(error) = server.answers().await {
+            assert!(Instant::now() < deadline, "etcd does not answer: {error}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        server
+    }
+
+    async fn client(&self) -> Result<etcd_client::Client, etcd_client::Error> {
+        let options = etcd_client::ConnectOptions::new().with_timeout(Duration::from_secs(1));
+        etcd_client::Client::connect([&self.endpoint], Some(options)).await
+    }
+
+    async fn answers(&self) -> Result<(), etcd_client::Error> {
+        self.client().await?.get("/", None).await.map(drop)
+    }
+
+    fn daemon(&self) -> Daemon {
+        let listen = ["--listen", "127.0.0.1:0", "--store", "etcd"];
+        let etcd = ["--etcd-endpoints", &self.endpoint, "--etcd-lease-seconds", LEASE];
+        Daemon::spawn(&[listen, etcd].concat())
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+}
+
+impl Drop for EtcdServer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn free_url() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    format!("http://{}", listener.local_addr().unwrap())
+}
+
+#[tokio::test]
+async fn a_standby_takes_over_when_the_leader_is_killed_and_at_once_when_it_stops() {
+    let etcd = EtcdServer::start().await;
+    let mut first = etcd.daemon();
+    first.wait_until_serving();
+    submit(&mut first.admin().await, "one").await;
+    let mut second = etcd.daemon();
+    second.wait_for_log("waiting to lead");
+
+    let killed = Instant::now();
+    first.kill();
+    second.wait_until_serving();
+    println!("killed leader replaced after {:?}", killed.elapsed());
+    let mut admin = second.admin().await;
+    assert_eq!(job_names(&mut admin).await, ["one"]);
+    submit(&mut admin, "two").await;
+    drop(admin);
+
+    let mut third = etcd.daemon();
+    third.wait_for_log("waiting to lead");
+    let stopped = Instant::now();
+    second.signal(Signal::TERM);
+    assert_eq!(second.exit().0, 0);
+    third.wait_until_serving();
+    println!("stopped leader replaced after {:?}", stopped.elapsed());
+    assert_eq!(job_names(&mut third.admin().await).await, ["one", "two"]);
+}
+
+#[tokio::test]
+async fn a_leader_that_slept_through_its_lease_ends_with_status_70_and_writes_nothing() {
+    let etcd = EtcdServer::start().await;
+    let mut old = etcd.daemon();
+    old.wait_until_serving();
+    let mut admin = old.admin().await;
+    submit(&mut admin, "one").await;
+    let mut new = etcd.daemon();
+    new.wait_for_log("waiting to lead");
+
+    old.signal(Signal::STOP);
+    new.wait_until_serving();
+    // Waits in the old leader's socket until it wakes.
+    let late = tokio::spawn(async move {
+        let job_toml = support::job_file("late");
+        admin.submit_job(reknit_proto::v1::SubmitJobRequest { job_toml }).await
+    });
+    tokio::task::yield_now().await;
+    old.signal(Signal::CONT);
+    let (status, last) = old.exit();
+    assert_eq!(status, 70, "{last}");
+    assert!(last.contains("another daemon may be in charge"), "{last}");
+    late.await.unwrap().unwrap_err();
+    assert_eq!(job_names(&mut new.admin().await).await, ["one"]);
+}
+
+#[tokio::test]
+async fn a_write_from_an_old_leader_is_refused_by_etcd_itself() {
+    use reknitd::store::{Etcd, Store, StoreError};
+    let etcd = EtcdServer::start().await;
+    let lease = Duration::from_secs(30);
+    let endpoints = [etcd.endpoint.clone()];
+    let old = Etcd::open(&endpoints, "/t/", lease).await.unwrap();
+    old.load().await.unwrap();
+    let spec = reknit_layout::JobSpec::parse(&support::job_file("j"), "job").unwrap();
+    let mut record = reknit_engine::JobRecord::new(spec);
+    old.put_job(&record).await.unwrap();
+
+    // Its leader key goes, as when its lease ends, but it still believes in a long lease.
+    let mut client = etcd.client().await.unwrap();
+    let prefix = etcd_client::DeleteOptions::new().with_prefix();
+    assert_eq!(client.delete("/t/leader", Some(prefix)).await.unwrap().deleted(), 1);
+    record.explanation = "from the old leader".to_owned();
+    let error = old.put_job(&record).await.unwrap_err();
+    assert!(matches!(error, StoreError::LeadershipLost { .. }), "{error}");
+
+    let new = Etcd::open(&endpoints, "/t/", lease).await.unwrap();
+    let found = new.load().await.unwrap();
+    assert_eq!(found.jobs.len(), 1);
+    assert_eq!(found.jobs[0].explanation, "");
+    record.explanation = "from the new leader".to_owned();
+    new.put_job(&record).await.unwrap();
+    new.put_job(&record).await.unwrap();
+    assert_eq!(new.load().await.unwrap().jobs, [record]);
+}
+
+#[tokio::test]
+async fn a_short_silence_of_etcd_is_outlived_and_a_long_one_ends_the_leadership() {
+    let etcd = EtcdServer::start().await;
+    let mut daemon = etcd.daemon();
+    daemon.wait_until_serving();
+    let mut admin = daemon.admin().await;
+    etcd.signal(Signal::STOP);
+    let waking = tokio::time::sleep(Duration::from_millis(700));
+    let name = support::job_file("patient");
+    let submitted = admin.submit_job(reknit_proto::v1::SubmitJobRequest { job_toml: name });
+    let wake = async {
+        waking.await;
+        etcd.signal(Signal::CONT);
+    };
+    tokio::join!(submitted, wake).0.unwrap();
+    assert_eq!(job_names(&mut admin).await, ["patient"]);
+
+    etcd.signal(Signal::STOP);
+    let (status, last) = daemon.exit();
+    etcd.signal(Signal::CONT);
+    assert_eq!(status, 70, "{last}");
+}
+
+#[tokio::test]
+async fn an_etcd_that_is_not_there_is_named_and_status_69() {
+    let nobody = free_url();
+    let listen = ["--listen", "127.0.0.1:0", "--store", "etcd", "--etcd-endpoints", &nobody];
+    let (status, last) = Daemon::spawn(&listen).exit();
+    assert_eq!(status, 69);
+    assert!(last.contains(&nobody) && last.contains("--etcd-endpoints"), "{last}");
+}
