@@ -136,10 +136,10 @@ fn a_killed_worker_costs_a_reshard_and_its_gpu_comes_back() {
             "persist Resharding layout=2 last=3",
             "plan 3 members=4 holders=3",
             "phase Resharding",
-            "prepare 3 g00#1 at 14",
-            "prepare 3 g01#2 at 14",
-            "prepare 3 g10#3 at 14",
-            "prepare 3 g11#5 at 14",
+            "prepare 3 g00#1 at 7",
+            "prepare 3 g01#2 at 7",
+            "prepare 3 g10#3 at 7",
+            "prepare 3 g11#5 at 7",
             "persist Running layout=3 last=3",
             "resume 3 g00#1",
             "resume 3 g01#2",
@@ -165,7 +165,7 @@ fn a_plane_failure_that_hits_nobody_reforms_with_all() {
     run_until_degrees(&mut world, &[2, 2]);
     let incident = fault(&world);
     assert_eq!(incident.kind, IncidentKind::PlaneFailed);
-    assert_eq!((incident.place, incident.gpu), (None, None));
+    assert_eq!((incident.place, &incident.gpu), (None, &None));
     assert!(incident.first_reporter.starts_with("worker "), "{incident:?}");
     assert_eq!(world.processes.len(), 4, "nobody was condemned");
     assert_no_gap(&world);
@@ -242,16 +242,29 @@ fn both_holders_of_a_unit_lost_is_a_wait_that_names_the_units_and_the_ways_out()
 
 #[test]
 fn too_few_is_a_wait_that_ends_by_itself() {
-    let mut world = World::new(3, 2, 1_000);
-    // Both replicas need both slots.
     let mut strict = spec(2, 1_000);
-    strict.name = "strict".to_owned();
     strict.parallel.min_tensor = 2;
-    world.run_until_phase(Phase::Running);
+    let mut world = World::with_spec(3, strict);
+    world.run_until_step(3);
+    // Every unit is still held, but neither replica has its two slots.
+    world.kill(&gpu(0, 0));
+    world.kill(&gpu(1, 1));
+    world.run_until_phase(Phase::Waiting);
+    let text = world.view().explanation;
+    assert!(text.contains("goes on by itself"), "{text}");
+    run_until_degrees(&mut world, &[2, 2]);
+    assert_no_gap(&world);
+}
+
+#[test]
+fn a_second_job_waits_for_free_gpus_and_a_name_is_used_once() {
+    let mut world = running(2);
     let refused = world.state.refuse_submit(&spec(2, 5));
     assert!(matches!(refused, Some(Refusal::AlreadyExists(_))));
-    world.tell(Event::Submit { spec: Box::new(strict) });
-    let view = world.state.job(&JobName("strict".to_owned())).expect("it");
+    let mut other = spec(2, 1_000);
+    other.name = "other".to_owned();
+    world.tell(Event::Submit { spec: Box::new(other) });
+    let view = world.state.job(&JobName("other".to_owned())).expect("it");
     assert_eq!(view.phase, Phase::Pending);
     assert!(view.explanation.contains("0 free healthy GPUs"), "{}", view.explanation);
 }

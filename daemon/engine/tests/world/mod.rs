@@ -151,6 +151,11 @@ pub fn gpu(node: u32, index: u32) -> GpuId {
 impl World {
     /// Two nodes with `tensor` GPUs each, and the job submitted.
     pub fn new(seed: u64, tensor: u32, steps: u64) -> Self {
+        Self::with_spec(seed, spec(tensor, steps))
+    }
+
+    pub fn with_spec(seed: u64, spec: JobSpec) -> Self {
+        let tensor = spec.parallel.tensor;
         let timeouts =
             Timeouts { operation_ms: 1_000, rejoin_hold_ms: 200, start_ms: 5_000, rebuild_ms: 1_000 };
         timeouts.validate().unwrap();

@@ -98,12 +98,14 @@ impl World {
             }
             Command::Pause { epoch, .. } => match state.phase {
                 WorkerPhase::Training if state.epoch == epoch => {
-                    let last = state.attempted;
-                    let last = *self.pause_after.entry(epoch).or_insert(last);
-                    let state = &self.processes[key].state;
-                    if state.holding.step >= last {
-                        self.quiesce(key);
-                    }
+                    // The boundary after the step that the furthest is in.
+                    let all = self.processes.values().map(|process| &process.state);
+                    let furthest = all
+                        .filter(|state| state.epoch == epoch)
+                        .map(|state| state.attempted)
+                        .max()
+                        .expect("itself");
+                    self.pause_after.entry(epoch).or_insert(furthest);
                 }
                 WorkerPhase::Quiesced | WorkerPhase::Completed => self.send_quiesced(key),
                 other => panic!("paused in {other:?}"),
