@@ -125,7 +125,7 @@ impl Plane for HostPlane {
         let shared = Shared::new(&self.mailbox, &spec.name, spec.rank, size, spec.epoch);
         let shared = Arc::new(shared);
         let member = Member::new(Arc::clone(&shared), links);
-        if self.mailbox.post(Command::Adopt(member)).is_err() {
+        if self.mailbox.post(Command::Adopt(Box::new(member))).is_err() {
             return Err(join::no_desk(&spec, lobby::NoDesk::Stopping));
         }
         Ok(Box::new(HostGroup::new(shared)))

@@ -1,5 +1,7 @@
 //! The host plane over both of its transports.
 
+#![allow(clippy::unwrap_used)]
+
 mod suite;
 
 use reknit_plane::{HostPlane, Plane};

@@ -27,13 +27,17 @@ pub(super) const MAX_SIZE: usize = 1 << RANK_BITS;
 
 #[derive(Debug)]
 pub(super) enum Command {
-    Adopt(Member),
+    Adopt(Box<Member>),
     Submit(u64, Task),
     /// The reason stands in what the group shares.
     Abort(u64),
     Retire(u64, Arc<Slot>),
     Stop,
 }
+
+/// The engine takes no commands any more.
+#[derive(Debug)]
+pub(super) struct Ended;
 
 /// How the other threads speak to the engine.
 #[derive(Debug)]
@@ -55,11 +59,10 @@ impl Mailbox {
         self.ids.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Gives the command back when the engine has ended.
-    pub(super) fn post(&self, command: Command) -> Result<(), Command> {
+    pub(super) fn post(&self, command: Command) -> Result<(), Ended> {
         let mut commands = lock(&self.commands);
         let Some(queue) = commands.as_mut() else {
-            return Err(command);
+            return Err(Ended);
         };
         queue.push(command);
         if queue.len() == 1 {
@@ -100,7 +103,7 @@ pub(super) fn timespec(duration: Duration) -> Timespec {
 
 #[derive(Debug)]
 enum Room {
-    Open(Member),
+    Open(Box<Member>),
     Parting(Parting),
 }
 
@@ -226,7 +229,7 @@ impl Engine {
         }
     }
 
-    fn adopt(&mut self, member: Member) {
+    fn adopt(&mut self, member: Box<Member>) {
         use epoll::EventFlags as Flags;
         let id = member.shared().id;
         for (rank, link) in member.links() {

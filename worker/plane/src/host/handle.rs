@@ -56,8 +56,7 @@ impl HostGroup {
         if let Some(error) = self.shared.error() {
             return Err(error);
         }
-        // Each task in flight holds its slot.
-        if Arc::strong_count(&self.shared) > MAX_PENDING {
+        if self.shared.pending() >= MAX_PENDING {
             let text = format!("more than {MAX_PENDING} operations are pending; wait for some first");
             return Err(self.shared.io(text));
         }
@@ -74,6 +73,7 @@ impl HostGroup {
             Op::Barrier => crate::Buffer::empty(),
         };
         Ok(Task {
+            pending: Shared::count(&self.shared),
             sequence: self.next_sequence(program.channel),
             output: program.kind.zeros(program.output),
             program,
@@ -104,11 +104,10 @@ impl Group for HostGroup {
         let (what, deadline) = match self.prepare(op, limit, &slot) {
             Ok(task) => {
                 let (what, deadline) = (task.what(), task.deadline);
-                if let Err(Command::Submit(_, task)) =
-                    self.shared.mailbox.post(Command::Submit(self.shared.id, task))
-                {
+                let command = Command::Submit(self.shared.id, task);
+                if self.shared.mailbox.post(command).is_err() {
                     self.shared.fail(self.shared.aborted(AbortReason::Leaving));
-                    task.slot.set(End::Failed);
+                    slot.set(End::Failed);
                 }
                 (what, deadline)
             }

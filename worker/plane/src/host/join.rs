@@ -205,7 +205,7 @@ impl<'a> Join<'a> {
         let there = &self.spec.members[peer];
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let open = |family| socket_with(family, SocketType::STREAM, flags, None);
-        let (socket, called) = if there.node == self.spec.members[self.spec.rank].node {
+        let (socket, called) = if self.same_node(peer) {
             let socket = open(AddressFamily::UNIX)?;
             let called = connect(&socket, &SocketAddrUnix::new_abstract_name(there.unix.as_bytes())?);
             (socket, called)
@@ -271,7 +271,7 @@ impl<'a> Join<'a> {
                     Ok(Progress::Dropped)
                 }
                 Heard::Some if candidate.proves(&nonce, Side::Connecting, &self.spec.ticket) => {
-                    tune(&candidate.socket);
+                    self.tune(peer, &candidate.socket);
                     Ok(Progress::Linked(peer, candidate.socket))
                 }
                 Heard::Some => {
@@ -306,8 +306,21 @@ impl<'a> Join<'a> {
         if !say(&candidate.socket, &hello.proof(&nonce, Side::Connecting, ticket)) {
             return Err(self.lost(peer, "it closed the connection during the handshake"));
         }
-        tune(&candidate.socket);
+        self.tune(peer, &candidate.socket);
         Ok(Progress::Linked(peer, candidate.socket))
+    }
+
+    fn same_node(&self, peer: usize) -> bool {
+        self.spec.members[peer].node == self.spec.members[self.spec.rank].node
+    }
+
+    /// TCP sends small messages at once. Unix sockets stay as they are: larger buffers were slower, since the data then
+    /// falls out of the cache on its way.
+    fn tune(&self, peer: usize, socket: &OwnedFd) {
+        if !self.same_node(peer) {
+            // Only speed depends on it.
+            let _ = sockopt::set_tcp_nodelay(socket, true);
+        }
     }
 
     fn nonce(&self) -> Result<Nonce, PlaneError> {
@@ -399,11 +412,6 @@ impl Candidate {
 /// Handshake messages are short: a socket that cannot take one at once is of no use.
 fn say(socket: &OwnedFd, bytes: &[u8]) -> bool {
     matches!(send(socket, bytes, SendFlags::NOSIGNAL), Ok(count) if count == bytes.len())
-}
-
-/// TCP sends small messages at once. On a Unix socket this does nothing.
-fn tune(socket: &OwnedFd) {
-    let _ = sockopt::set_tcp_nodelay(socket, true);
 }
 
 fn resolve(address: &str) -> Result<SocketAddr, String> {

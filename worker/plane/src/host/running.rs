@@ -5,7 +5,7 @@ use super::link::Link;
 use super::memory::Memory;
 use super::program::{OpCode, Outcome, Program};
 use super::transfer::{Incoming, Outgoing, TransferError};
-use super::work::Slot;
+use super::work::{Pending, Slot};
 use crate::Buffer;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 /// An operation as handed to the engine.
 #[derive(Debug)]
 pub(super) struct Task {
+    pub(super) pending: Pending,
     pub(super) program: Program,
     pub(super) sequence: u64,
     pub(super) data: Buffer,
@@ -32,6 +33,7 @@ impl Task {
 
 #[derive(Debug)]
 pub(super) struct Running {
+    _pending: Pending,
     program: Program,
     sequence: u64,
     round: usize,
@@ -52,6 +54,7 @@ impl Running {
         }
         let what = task.what();
         let mut running = Running {
+            _pending: task.pending,
             program: task.program,
             sequence: task.sequence,
             round: 0,

@@ -3,6 +3,7 @@
 use super::engine::Mailbox;
 use super::running::Running;
 use crate::{AbortReason, Aborter, Buffer, PlaneError, Work};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -61,6 +62,17 @@ pub(super) struct Shared {
     pub(super) epoch: u64,
     pub(super) mailbox: Arc<Mailbox>,
     first_error: Mutex<Option<PlaneError>>,
+    pending: AtomicUsize,
+}
+
+/// Held by an operation until it has ended.
+#[derive(Debug)]
+pub(super) struct Pending(Arc<Shared>);
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.0.pending.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Shared {
@@ -73,7 +85,18 @@ impl Shared {
             epoch,
             mailbox: Arc::clone(mailbox),
             first_error: Mutex::new(None),
+            pending: AtomicUsize::new(0),
         }
+    }
+
+    /// Operations that have not ended.
+    pub(super) fn pending(&self) -> usize {
+        self.pending.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn count(shared: &Arc<Shared>) -> Pending {
+        shared.pending.fetch_add(1, Ordering::Relaxed);
+        Pending(Arc::clone(shared))
     }
 
     pub(super) fn error(&self) -> Option<PlaneError> {

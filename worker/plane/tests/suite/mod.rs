@@ -1,5 +1,5 @@
 //! What every data plane must do, whatever it is made of.
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use reknit_plane::{Buffer, Element, Group, GroupSpec, Op, Plane, PlaneError, Reduce, Ticket};
 use std::sync::Barrier;
@@ -107,9 +107,9 @@ const LENGTHS: [usize; 7] = [0, 1, 3, 1023, 4097, 10_007, 300_001];
 pub fn conformance(make: impl Fn(usize) -> Vec<Box<dyn Plane>>) {
     for size in 1..=5 {
         let planes = make(size);
-        ranks(&planes, 1, "f32", |group| all_operations::<f32>(group));
-        ranks(&planes, 1, "f64", |group| all_operations::<f64>(group));
-        ranks(&planes, 2, "queue", |group| queued(group));
+        ranks(&planes, 1, "f32", all_operations::<f32>);
+        ranks(&planes, 1, "f64", all_operations::<f64>);
+        ranks(&planes, 2, "queue", queued);
         two_groups_at_once(&planes);
         refused_operations(&planes);
         mismatches(&planes);
