@@ -194,7 +194,7 @@ impl World {
         }
         world.at(100 * MS, Happening::Heartbeat);
         world.tell(Event::Started { jobs: Vec::new(), incidents: Vec::new() });
-        world.tell(Event::Submit { spec: Box::new(spec(tensor, steps)) });
+        world.tell(Event::Submit { spec: Box::new(spec) });
         world
     }
 
