@@ -14,7 +14,7 @@ pub(crate) const REPLICAS: u32 = 2;
 pub(crate) const TENSOR: u32 = 4;
 
 /// A transformer of about 3 million parameters. Both split families have 12 units, which 4 and 3 divide.
-pub(crate) fn spec(data: &Chosen, steps: u64, seed: u64) -> JobSpec {
+pub(crate) fn spec(data: &Chosen, steps: u64, seed: u64, cores: usize) -> JobSpec {
     let escaped = data.files.iter().filter_map(|file| file.to_str()).map(glob::Pattern::escape);
     JobSpec {
         name: NAME.to_owned(),
@@ -34,7 +34,7 @@ pub(crate) fn spec(data: &Chosen, steps: u64, seed: u64) -> JobSpec {
             dtype: Dtype::F32,
         },
         parallel: ParallelSpec { data: REPLICAS, tensor: TENSOR, pipeline: 1, min_tensor: 2 },
-        batch: BatchSpec { global: 16, micro: 8, policy: BatchPolicy::KeepGlobal },
+        batch: BatchSpec { global: global_batch(cores), micro: 8, policy: BatchPolicy::KeepGlobal },
         optimizer: OptimizerSpec {
             lr: 3e-3,
             warmup_steps: (steps / 10).max(1),
@@ -52,6 +52,16 @@ pub(crate) fn spec(data: &Chosen, steps: u64, seed: u64) -> JobSpec {
     }
 }
 
+/// Samples per step. A step shall take about as long on any machine, so that its steps tell how long a GPU is away.
+/// Eight workers use no more than eight cores.
+fn global_batch(cores: usize) -> u32 {
+    match cores {
+        0..4 => 16,
+        4..8 => 32,
+        8.. => 64,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,7 +70,7 @@ mod tests {
 
     fn job() -> JobSpec {
         let files = vec![PathBuf::from("/data/[draft].txt")];
-        spec(&Chosen { files, bytes: 1 << 20 }, 120, 7)
+        spec(&Chosen { files, bytes: 1 << 20 }, 120, 7, 2)
     }
 
     #[test]

@@ -47,7 +47,8 @@ pub(crate) struct DemoArgs {
 
 pub(crate) async fn run(args: &DemoArgs) -> Result<(), Failure> {
     let data = choose_data(args)?;
-    let spec = job::spec(&data, args.steps, args.seed);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let spec = job::spec(&data, args.steps, args.seed, cores);
     let mut interrupts = Interrupts::listen()?;
     let target = match args.format {
         Format::Text => Target::Stdout,

@@ -45,13 +45,18 @@ enum Stage {
 
 impl Script {
     /// With fewer steps the run could end before everything has healed.
-    pub(crate) const LEAST_STEPS: u64 = 60;
+    pub(crate) const LEAST_STEPS: u64 = 80;
 
     pub(crate) const KILLED: Place = Place::new(1, 0, 2);
     pub(crate) const LOST: Place = Place::new(0, 0, 1);
 
     pub(crate) fn new(steps: u64) -> Self {
-        Self { kill_at: steps / 4, lose_at: steps / 2, reduced_steps: 10, stage: Stage::BeforeKill }
+        Self {
+            kill_at: steps / 4,
+            lose_at: steps / 2,
+            reduced_steps: (steps / 12).min(10),
+            stage: Stage::BeforeKill,
+        }
     }
 
     /// To be asked after every event until it answers `None`.
@@ -135,6 +140,6 @@ mod tests {
 
     #[test]
     fn nothing_happens_before_the_first_layout() {
-        assert_eq!(Script::new(60).next(at(0, false)), None);
+        assert_eq!(Script::new(80).next(at(0, false)), None);
     }
 }
