@@ -2,6 +2,7 @@
 
 use reknitd::config::{ConfigError, Flags, LogFormat};
 use reknitd::{Config, Failure, serve};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -56,7 +57,10 @@ fn log_to_stderr(format: LogFormat) -> Result<(), ConfigError> {
             .map_err(|error| ConfigError { place: "RUST_LOG".to_owned(), problem: error.to_string() })?,
         Err(_) => EnvFilter::new("info"),
     };
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
     match format {
         LogFormat::Human => log.init(),
         LogFormat::Json => log.json().init(),

@@ -15,7 +15,6 @@ use std::time::Duration;
 use tokio::sync::{broadcast, mpsc};
 use tonic::service::Routes;
 use tonic_health::ServingStatus;
-use tonic_health::server::HealthReporter;
 
 /// A plan of a large cluster is some megabytes.
 const LARGEST_MESSAGE: usize = 64 << 20;
@@ -30,8 +29,8 @@ pub struct Loop {
     pub clock: Clock,
 }
 
-/// Every service, with reflection and health beside them. The reporter says when the daemon serves.
-pub async fn services(to_loop: Loop) -> Result<(Routes, HealthReporter), tonic_reflection::server::Error> {
+/// Every service, with reflection and health beside them.
+pub async fn services(to_loop: Loop) -> Result<Routes, tonic_reflection::server::Error> {
     let admin = v1::admin_server::AdminServer::new(admin::Admin::new(to_loop.clone()))
         .max_decoding_message_size(LARGEST_MESSAGE)
         .max_encoding_message_size(LARGEST_MESSAGE);
@@ -58,7 +57,7 @@ pub async fn services(to_loop: Loop) -> Result<(Routes, HealthReporter), tonic_r
         .add_service(health)
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?);
-    Ok((routes.routes(), reporter))
+    Ok(routes.routes())
 }
 
 /// A peer that has connected says who it is within this time.

@@ -18,14 +18,14 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{broadcast, mpsc};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep_until};
 
 /// Inputs not yet taken. When it is full, sessions and calls wait.
 pub const INPUT_BACKLOG: usize = 4096;
 /// Events that a watcher may lag behind before it misses some.
 pub const WATCH_BACKLOG: usize = 4096;
-/// A deadline is never waited for in shorter turns.
-const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+/// Between two ticks: the loop never spins on a deadline that stays in the past.
+const TICK_PAUSE: Duration = Duration::from_millis(1);
 
 /// Feeds the engine and carries out its commands, in order, one event after the other.
 #[derive(Debug)]
@@ -83,12 +83,14 @@ impl Coordinator {
         let store = self.store.clone();
         let mut lost = std::pin::pin!(store.leadership_lost());
         let mut stop = std::pin::pin!(stop);
+        let mut earliest_tick = Instant::now();
         loop {
-            let wait =
-                self.state.next_deadline().map(|deadline| self.clock.until(deadline).max(SHORTEST_WAIT));
+            let deadline = self.state.next_deadline();
+            // An absolute time: a flood of inputs does not put it off.
+            let due = deadline.map(|deadline| Instant::now() + self.clock.until(deadline));
             let tick = async {
-                match wait {
-                    Some(wait) => sleep(wait).await,
+                match due {
+                    Some(due) => sleep_until(due.max(earliest_tick)).await,
                     None => std::future::pending().await,
                 }
             };
@@ -96,7 +98,10 @@ impl Coordinator {
                 biased;
                 () = &mut stop => return Ok(()),
                 error = &mut lost => return Err(Failure::Leadership(error)),
-                () = tick => self.feed(Event::Tick).await?,
+                () = tick => {
+                    self.feed(Event::Tick).await?;
+                    earliest_tick = Instant::now() + TICK_PAUSE;
+                }
                 input = inputs.recv() => match input {
                     Some(input) => self.take(input).await?,
                     None => return Ok(()),

@@ -6,13 +6,14 @@ use crate::failure::Failure;
 use crate::rpc;
 use crate::run::{Coordinator, INPUT_BACKLOG, WATCH_BACKLOG};
 use crate::store::{Embedded, Etcd, Store, StoreError};
+use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::{broadcast, mpsc, watch};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -45,7 +46,7 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(),
     let clock = Clock::start();
     let (inputs, to_loop) = mpsc::channel(INPUT_BACKLOG);
     let (watchers, _) = broadcast::channel(WATCH_BACKLOG);
-    let (routes, health) = rpc::services(rpc::Loop {
+    let routes = rpc::services(rpc::Loop {
         inputs: inputs.clone(),
         watchers: watchers.downgrade(),
         timeouts: config.timeouts,
@@ -56,26 +57,37 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(),
     let coordinator = Coordinator::start(config.timeouts, clock, store.clone(), watchers, inputs).await?;
 
     let (drain, draining) = watch::channel(false);
-    let server = tokio::spawn(serve_until(routes, listener, draining));
+    let (up, went_down) = oneshot::channel::<Infallible>();
+    let server = tokio::spawn(async move {
+        let _up = up;
+        serve_until(routes, listener, draining).await
+    });
     tracing::info!(address = %bound, "serving gRPC");
     if let Some(path) = &config.ready_file {
         write_whole(path, &bound.to_string())
             .map_err(|source| Failure::ReadyFile { path: path.clone(), source })?;
     }
 
-    let ended = coordinator.run(to_loop, stop).await;
-    // The loop has dropped every session and watch, which ends their streams.
+    let stop_or_down = async {
+        tokio::select! {
+            () = stop => {}
+            // Nothing is ever sent: this is the server's end.
+            _ = went_down => {}
+        }
+    };
+    let mut ended = coordinator.run(to_loop, stop_or_down).await;
+    if ended.is_ok() && server.is_finished() {
+        ended = Err(Failure::Internal("the gRPC server ended by itself".to_owned()));
+    }
+    // The loop has dropped every session and watch, which ends their streams, and nothing is stored any more.
     tracing::info!("stopping");
-    drop(health);
     let _ = drain.send(true);
-    match timeout(DRAIN_TIMEOUT, server).await {
+    let (drained, ()) = tokio::join!(timeout(DRAIN_TIMEOUT, server), store.release());
+    match drained {
         Ok(Ok(Ok(()))) => {}
         Ok(Ok(Err(error))) => tracing::warn!(%error, "the server ended with an error"),
         Ok(Err(panic)) => tracing::error!(%panic, "the server died"),
         Err(_) => tracing::warn!("some calls did not end in time and are cut off"),
-    }
-    if ended.is_ok() {
-        store.release().await;
     }
     ended
 }

@@ -33,7 +33,7 @@ fn refusal(dir: &Path) -> (i32, String) {
     refused
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn killed_at_any_time_it_keeps_every_job_it_confirmed() {
     let dir = tempfile::tempdir().unwrap();
     let mut confirmed = Vec::new();
@@ -48,7 +48,7 @@ async fn killed_at_any_time_it_keeps_every_job_it_confirmed() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_truncated_file_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     filled(dir.path()).await;
@@ -62,7 +62,7 @@ async fn a_truncated_file_is_refused() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_newer_file_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     filled(dir.path()).await;
@@ -78,7 +78,7 @@ async fn a_newer_file_is_refused() {
 }
 
 /// Damage anywhere is found or does no harm: never a wrong record, never a changed file.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_flipped_byte_never_becomes_a_wrong_record() {
     let dir = tempfile::tempdir().unwrap();
     let truth = filled(dir.path()).await;

@@ -76,7 +76,7 @@ fn free_url() -> String {
     format!("http://{}", listener.local_addr().unwrap())
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_standby_takes_over_when_the_leader_is_killed_and_at_once_when_it_stops() {
     let etcd = EtcdServer::start().await;
     let mut first = etcd.daemon();
@@ -100,11 +100,13 @@ async fn a_standby_takes_over_when_the_leader_is_killed_and_at_once_when_it_stop
     second.signal(Signal::TERM);
     assert_eq!(second.exit().0, 0);
     third.wait_until_serving();
-    println!("stopped leader replaced after {:?}", stopped.elapsed());
+    let waited = stopped.elapsed();
+    println!("stopped leader replaced after {waited:?}");
+    assert!(waited < Duration::from_secs(1), "its lease was not given back: {waited:?}");
     assert_eq!(job_names(&mut third.admin().await).await, ["one", "two"]);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_slept_through_its_lease_ends_with_status_70_and_writes_nothing() {
     let etcd = EtcdServer::start().await;
     let mut old = etcd.daemon();
@@ -130,7 +132,7 @@ async fn a_leader_that_slept_through_its_lease_ends_with_status_70_and_writes_no
     assert_eq!(job_names(&mut new.admin().await).await, ["one"]);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_write_from_an_old_leader_is_refused_by_etcd_itself() {
     use reknitd::store::{Etcd, Store, StoreError};
     let etcd = EtcdServer::start().await;
@@ -160,7 +162,7 @@ async fn a_write_from_an_old_leader_is_refused_by_etcd_itself() {
     assert_eq!(new.load().await.unwrap().jobs, [record]);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_short_silence_of_etcd_is_outlived_and_a_long_one_ends_the_leadership() {
     let etcd = EtcdServer::start().await;
     let mut daemon = etcd.daemon();
@@ -183,7 +185,7 @@ async fn a_short_silence_of_etcd_is_outlived_and_a_long_one_ends_the_leadership(
     assert_eq!(status, 70, "{last}");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn an_etcd_that_is_not_there_is_named_and_status_69() {
     let nobody = free_url();
     let listen = ["--listen", "127.0.0.1:0", "--store", "etcd", "--etcd-endpoints", &nobody];

@@ -5,6 +5,7 @@
 mod support;
 
 use reknit_proto::v1;
+use rustix::process::Signal;
 use std::collections::BTreeSet;
 use support::peers::{Node, Told};
 use support::{Daemon, submit, wait_for_job};
@@ -13,7 +14,7 @@ fn running(step: u64) -> impl Fn(&v1::Job) -> bool {
     move |job| job.phase == "Running" && job.committed_step >= step
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_job_runs_outlives_its_daemon_and_a_worker() {
     let dir = tempfile::tempdir().unwrap();
     let daemon = Daemon::embedded(dir.path());
@@ -49,7 +50,7 @@ async fn a_job_runs_outlives_its_daemon_and_a_worker() {
     // The daemon dies. Nobody is told to stop, and the job goes on under the same epoch.
     daemon.kill();
     let state = dir.path().to_str().unwrap();
-    let daemon = Daemon::start(&["--listen", &address, "--state-dir", state]);
+    let mut daemon = Daemon::start(&["--listen", &address, "--state-dir", state]);
     let mut admin = daemon.admin().await;
     let again = wait_for_job(&mut admin, "j", running(1)).await;
     assert_eq!((again.epoch, again.committed_step), (first.epoch, 1));
@@ -75,11 +76,17 @@ async fn a_job_runs_outlives_its_daemon_and_a_worker() {
     let incident = incidents.into_inner().incidents.pop().expect("an incident");
     assert_eq!((incident.kind.as_str(), incident.gpu.as_str()), ("worker_killed", "GPU-0"));
     assert!(incident.signal.contains("signal 9"), "{incident:?}");
+
+    daemon.signal(Signal::TERM);
+    daemon.wait_for_log("stopping");
     let log = daemon.log.join("\n");
-    assert!(!log.contains("ticket"), "{log}");
+    assert!(log.contains("layout committed"), "{log}");
+    for ticket in tickets.iter().chain([&told.1]) {
+        assert!(!log.contains(&format!("{ticket:?}")), "{log}");
+    }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn streams_must_begin_with_hello_and_unknown_workers_are_told_to_stop() {
     let dir = tempfile::tempdir().unwrap();
     let daemon = Daemon::embedded(dir.path());
@@ -116,4 +123,64 @@ async fn streams_must_begin_with_hello_and_unknown_workers_are_told_to_stop() {
     let report = v1::AgentReport { report: Some(nameless) };
     let refused = agent.session(tokio_stream::once(report)).await.unwrap_err();
     assert_eq!(refused.message(), "node is missing");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn health_is_acknowledged_and_a_second_agent_of_a_node_replaces_the_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::embedded(dir.path());
+    let mut client =
+        v1::agent_client::AgentClient::connect(format!("http://{}", daemon.address)).await.unwrap();
+    let hello = || {
+        let gpus = vec![support::peers::gpu(0)];
+        let hello = v1::AgentHello { node: "n0".to_owned(), gpus, ..v1::AgentHello::default() };
+        v1::AgentReport { report: Some(v1::agent_report::Report::Hello(hello)) }
+    };
+    let mut open = async || {
+        let (reports, outbound) = tokio::sync::mpsc::channel(8);
+        reports.send(hello()).await.unwrap();
+        let outbound = tokio_stream::wrappers::ReceiverStream::new(outbound);
+        let mut orders = client.session(outbound).await.unwrap().into_inner();
+        let welcome = orders.message().await.unwrap().unwrap().order.unwrap();
+        let v1::agent_order::Order::Welcome(welcome) = welcome else { panic!("{welcome:?}") };
+        assert!(welcome.heartbeat_ms > 0);
+        (reports, orders)
+    };
+
+    let (first_reports, mut first) = open().await;
+    let (reports, mut orders) = open().await;
+    assert_eq!(first.message().await.unwrap(), None, "the first session goes on");
+
+    let lost = v1::HealthTransition {
+        sequence: 41,
+        gpu: "GPU-0".to_owned(),
+        health: v1::HealthClass::Fatal.into(),
+        cause: "XID 79".to_owned(),
+        ..v1::HealthTransition::default()
+    };
+    // What an old session says does not count: it cannot even be sent, or it is dropped.
+    let mut stale = lost.clone();
+    stale.cause = "from the first session".to_owned();
+    let stale = v1::AgentReport { report: Some(v1::agent_report::Report::Health(stale)) };
+    let _ = first_reports.send(stale).await;
+    let lost = v1::AgentReport { report: Some(v1::agent_report::Report::Health(lost)) };
+    reports.send(lost).await.unwrap();
+    let ack = orders.message().await.unwrap().unwrap().order.unwrap();
+    assert_eq!(ack, v1::agent_order::Order::HealthAck(v1::HealthAck { sequence: 41 }));
+    let mut admin = daemon.admin().await;
+    let nodes = admin.list_nodes(v1::ListNodesRequest {}).await.unwrap().into_inner().nodes;
+    assert_eq!((nodes[0].connected, nodes[0].gpus[0].cause.as_str()), (true, "XID 79"));
+
+    // The node stays known when its agent goes; the agent is seen to be away.
+    drop((reports, orders));
+    let away = async {
+        loop {
+            let nodes = admin.list_nodes(v1::ListNodesRequest {}).await.unwrap().into_inner().nodes;
+            if !nodes[0].connected {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(support::PATIENCE, away).await.expect("the agent is still connected");
 }

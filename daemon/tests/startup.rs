@@ -89,7 +89,7 @@ fn a_second_daemon_on_the_same_state_is_refused() {
     assert!(last.contains("in use by another reknitd") && last.contains(state), "{last}");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn sigterm_ends_it_in_order_even_while_somebody_watches() {
     let dir = tempfile::tempdir().unwrap();
     let ready = dir.path().join("ready");
@@ -109,7 +109,7 @@ async fn sigterm_ends_it_in_order_even_while_somebody_watches() {
     assert!(last.contains("stopping"), "something went wrong after it: {last}");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn reflection_and_health_are_served() {
     let dir = tempfile::tempdir().unwrap();
     let daemon = Daemon::embedded(dir.path());
@@ -140,7 +140,7 @@ async fn reflection_and_health_are_served() {
     assert_eq!(status, tonic_health::pb::health_check_response::ServingStatus::Serving);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn operators_are_told_what_is_wrong() {
     let dir = tempfile::tempdir().unwrap();
     let daemon = Daemon::embedded(dir.path());

@@ -143,7 +143,7 @@ async fn agent(
     }
 }
 
-fn gpu(index: u32) -> v1::Gpu {
+pub fn gpu(index: u32) -> v1::Gpu {
     v1::Gpu {
         uuid: format!("GPU-{index}"),
         index,
