@@ -141,16 +141,11 @@ impl Agent {
     async fn first_look(&mut self, probe: &mut mpsc::Receiver<ProbeNews>) -> Result<(), AgentError> {
         let path = self.config.nvml_library.clone();
         let look = async {
-            while let Some(news) = probe.recv().await {
-                match &news {
-                    ProbeNews::Ended { why, library: true } => {
-                        let why = why.clone();
-                        return Err(AgentError::Library { path, why });
-                    }
-                    ProbeNews::Line(_) | ProbeNews::Ended { .. } => {}
+            if let Some(news) = probe.recv().await {
+                if let ProbeNews::Ended { why, library: true } = news {
+                    return Err(AgentError::Library { path, why });
                 }
                 self.probe_news(news);
-                break;
             }
             Ok(())
         };

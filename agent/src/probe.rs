@@ -20,6 +20,8 @@ use watch::Watch;
 
 /// How often the supervisor is told that the probe lives.
 const TICK: Duration = Duration::from_millis(250);
+/// For a GPU to answer for the first time.
+const FIRST_ANSWER: Duration = Duration::from_secs(5);
 /// As in sysexits.h.
 const EX_UNAVAILABLE: u8 = 69;
 
@@ -107,7 +109,7 @@ fn start(
     expected: Vec<GpuIdentity>,
 ) -> Result<(&'static Nvml, Vec<GpuIdentity>, Vec<GpuId>), NvmlError> {
     let nvml = nvml::load(library)?;
-    let mut gpus = nvml::enumerate(nvml)?;
+    let mut gpus = nvml::enumerate(nvml, FIRST_ANSWER)?;
     let mut silent = Vec::new();
     for old in expected {
         match gpus.iter_mut().find(|gpu| gpu.pci_bus_id == old.pci_bus_id) {

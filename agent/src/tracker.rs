@@ -258,3 +258,139 @@ impl GpuHealth {
         Some(Transition { gpu: gpu.clone(), verdict })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn answers() -> Reading {
+        Reading::Answers {
+            recovery_action: Some(0),
+            ecc_uncorrected: Some(0),
+            temperature: Some(40),
+            power_mw: None,
+        }
+    }
+
+    fn gone() -> Reading {
+        Reading::Gone { error: "NVML code 15".to_owned() }
+    }
+
+    fn suspect() -> Reading {
+        Reading::Suspect { error: "NVML code 999".to_owned() }
+    }
+
+    /// A tracker of GPUs `a` and `b`, both healthy.
+    fn tracker() -> (Tracker, GpuId, GpuId, Instant) {
+        let mut tracker = Tracker::new(Policy::built_in().unwrap());
+        let (a, b) = (GpuId::from("a"), GpuId::from("b"));
+        assert!(tracker.watch(&a, true) && tracker.watch(&b, true));
+        (tracker, a, b, Instant::now())
+    }
+
+    fn class(transition: Option<Transition>) -> Option<HealthClass> {
+        transition.map(|transition| transition.verdict.class)
+    }
+
+    #[test]
+    fn gone_once_is_a_glitch_and_twice_a_fault() {
+        let (mut tracker, a, b, now) = tracker();
+        assert_eq!(tracker.reading(now, &a, &gone()), None);
+        assert_eq!(tracker.reading(now, &a, &answers()), None);
+        assert_eq!(tracker.reading(now, &a, &gone()), None);
+        let fatal = tracker.reading(now, &a, &gone()).unwrap();
+        assert_eq!(fatal.verdict.class, HealthClass::Fatal);
+        assert_eq!(tracker.reading(now, &a, &gone()), None, "told once");
+        assert_eq!(tracker.health(&b).unwrap().class, HealthClass::Healthy);
+        assert_eq!(tracker.reading(now, &a, &answers()), None, "once is a glitch");
+        let healthy = tracker.reading(now, &a, &answers());
+        assert_eq!(class(healthy), Some(HealthClass::Healthy));
+    }
+
+    #[test]
+    fn xid_79_condemns_at_once_and_only_an_outage_lifts_it() {
+        let (mut tracker, a, _, now) = tracker();
+        let fatal = tracker.xid(now, &a, 79).unwrap();
+        assert_eq!(fatal.verdict.cause, "XID 79: GPU has fallen off the bus");
+        for _ in 0..10 {
+            assert_eq!(tracker.reading(now, &a, &answers()), None);
+        }
+        for reading in [gone(), gone(), answers()] {
+            assert_eq!(tracker.reading(now, &a, &reading), None);
+        }
+        let healthy = tracker.reading(now, &a, &answers());
+        assert_eq!(class(healthy), Some(HealthClass::Healthy));
+    }
+
+    #[test]
+    fn an_event_that_comes_after_the_outage_began_knows_of_it() {
+        let (mut tracker, a, _, now) = tracker();
+        assert_eq!(tracker.reading(now, &a, &gone()), None);
+        assert_eq!(class(tracker.xid(now, &a, 79)), Some(HealthClass::Fatal));
+        assert_eq!(tracker.reading(now, &a, &answers()), None);
+        let healthy = tracker.reading(now, &a, &answers());
+        assert_eq!(class(healthy), Some(HealthClass::Healthy));
+    }
+
+    #[test]
+    fn a_worse_event_outranks_a_milder_one_and_never_the_other_way() {
+        let (mut tracker, a, _, now) = tracker();
+        assert_eq!(class(tracker.xid(now, &a, 48)), Some(HealthClass::RankDied));
+        assert_eq!(class(tracker.xid(now, &a, 95)), Some(HealthClass::Fatal));
+        assert_eq!(tracker.xid(now, &a, 94), None);
+        assert_eq!(tracker.xid(now, &a, 45), None);
+        assert_eq!(tracker.health(&a).unwrap().cause, "XID 95: uncontained memory error");
+    }
+
+    #[test]
+    fn a_prediction_is_forgotten_when_all_stays_quiet() {
+        let (mut tracker, a, _, now) = tracker();
+        assert_eq!(class(tracker.xid(now, &a, 63)), Some(HealthClass::Predict));
+        let soon = now + Duration::from_secs(599);
+        for _ in 0..3 {
+            assert_eq!(tracker.reading(soon, &a, &answers()), None);
+        }
+        let later = now + Duration::from_secs(600);
+        let healthy = tracker.reading(later, &a, &answers());
+        assert_eq!(class(healthy), Some(HealthClass::Healthy));
+    }
+
+    #[test]
+    fn contradictory_answers_are_debounced_and_condemn_nobody() {
+        let (mut tracker, a, _, now) = tracker();
+        for _ in 0..2 {
+            assert_eq!(tracker.reading(now, &a, &suspect()), None);
+        }
+        let unknown = tracker.reading(now, &a, &suspect());
+        assert_eq!(class(unknown), Some(HealthClass::Unknown));
+    }
+
+    #[test]
+    fn a_blind_node_forgets_what_was_well_and_keeps_what_was_not() {
+        let (mut tracker, a, b, now) = tracker();
+        tracker.xid(now, &a, 79);
+        let blind = tracker.blind("the probe is gone");
+        let told: Vec<_> = blind.iter().map(|t| (&t.gpu, t.verdict.class)).collect();
+        assert_eq!(told, [(&b, HealthClass::Unknown)]);
+        let healthy = tracker.reading(now, &b, &answers());
+        assert_eq!(class(healthy), Some(HealthClass::Healthy));
+        assert_eq!(tracker.health(&a).unwrap().class, HealthClass::Fatal);
+    }
+
+    #[test]
+    fn one_hung_gpu_is_blamed_and_a_hung_driver_is_not() {
+        let (mut tracker, a, b, now) = tracker();
+        let busy = |gpu: &GpuId, seconds: u64| Busy { gpu: gpu.clone(), ms: seconds * 1000 };
+        assert_eq!(tracker.hung(&[busy(&a, 14)]), (Vec::new(), false));
+        assert_eq!(tracker.hung(&[busy(&a, 20), busy(&b, 3)]), (Vec::new(), true));
+        let (transitions, blind) = tracker.hung(&[busy(&a, 15), busy(&b, 2)]);
+        assert!(!blind);
+        assert_eq!(transitions.len(), 1);
+        assert_eq!(transitions[0].gpu, a);
+        assert_eq!(transitions[0].verdict.class, HealthClass::Fatal);
+        tracker.reading(now, &a, &answers());
+        let healthy = tracker.reading(now, &a, &answers());
+        assert_eq!(class(healthy), Some(HealthClass::Healthy));
+    }
+}

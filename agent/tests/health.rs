@@ -189,6 +189,60 @@ async fn a_driver_that_goes_away_is_waited_for() {
 }
 
 #[tokio::test]
+async fn a_node_without_a_driver_is_blind_until_it_comes() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(2));
+    let (away, here) = (node.folder.path().join("away.json"), node.driver());
+    std::fs::rename(&here, &away).unwrap();
+    let agent = node.start(&daemon);
+    let session = daemon.session().await;
+    assert_eq!(session.hello.gpus, []);
+    std::fs::rename(&away, &here).unwrap();
+    let session = daemon.session().await;
+    assert_eq!(session.hello.gpus.len(), 2, "another hello names them");
+    drop(agent);
+}
+
+#[tokio::test]
+async fn a_hung_gpu_does_not_hide_the_others_from_a_new_probe() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(2));
+    let agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    node.set(1, "hang=true");
+    kill(probe_of(agent.pid()).unwrap(), "KILL");
+    for _ in 0..2 {
+        assert_eq!(session.health().await.0.health(), HealthClass::Unknown);
+    }
+    let (healthy, _) = session.health().await;
+    assert_eq!((healthy.gpu, healthy.health), (node.gpus[0].clone(), HealthClass::Healthy.into()));
+    session.quiet(CALM).await;
+    node.set(1, "hang=false");
+    let (healthy, _) = session.health().await;
+    assert_eq!((healthy.gpu, healthy.health), (node.gpus[1].clone(), HealthClass::Healthy.into()));
+    drop(agent);
+}
+
+#[tokio::test]
+async fn a_driver_that_hangs_as_a_whole_blinds_the_node_and_blames_no_gpu() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(2));
+    let agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    let probe = probe_of(agent.pid()).unwrap();
+    node.set(0, "hang=true");
+    node.set(1, "hang=true");
+    for _ in 0..2 {
+        assert_eq!(session.health().await.0.health(), HealthClass::Unknown);
+    }
+    node.set(0, "hang=false");
+    node.set(1, "hang=false");
+    for _ in 0..2 {
+        assert_eq!(session.health().await.0.health(), HealthClass::Healthy);
+    }
+    assert!(!runs(probe), "the probe was replaced");
+    session.quiet(CALM).await;
+    drop(agent);
+}
+
+#[tokio::test]
 async fn a_lost_gpu_is_known_to_the_agents_next_start() {
     let (mut daemon, node) = (Daemon::start().await, Node::new(3));
     let mut agent = node.start(&daemon);

@@ -127,24 +127,33 @@ async fn workers_outlive_the_agent_and_are_adopted() {
 #[tokio::test]
 async fn a_recorded_number_that_is_another_process_now_is_left_alone() {
     let (mut daemon, node) = (Daemon::start().await, Node::new(1));
+    let mut stranger = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    // Start times are told apart from one clock tick, 10 ms, to the next.
+    tokio::time::sleep(Duration::from_millis(30)).await;
     let mut agent = node.start(&daemon);
     let mut session = daemon.session().await;
     session.spawn(&node.gpus[0], 1).await;
     let pid = session.spawned().await.pid;
     agent.kill();
+    kill(pid, "KILL");
     let path = node.folder.path().join("state/workers.json");
     let text = std::fs::read_to_string(&path).unwrap();
-    let stranger = std::process::id();
-    assert!(text.contains(&pid.to_string()));
-    std::fs::write(&path, text.replace(&pid.to_string(), &stranger.to_string())).unwrap();
-    kill(pid, "KILL");
+    let recorded = format!("\"pid\": {pid}");
+    assert!(text.contains(&recorded), "{text}");
+    let forged = text.replace(&recorded, &format!("\"pid\": {}", stranger.id()));
+    std::fs::write(&path, &forged).unwrap();
 
     let agent = node.start(&daemon);
-    let session = daemon.session().await;
-    assert!(session.hello.workers.is_empty());
+    let mut session = daemon.session().await;
+    assert_eq!(session.hello.workers, [], "{forged}");
+    let (exited, _) = session.exited().await;
+    assert_eq!(exited.how, "exited (status unknown: adopted)");
     session.fence(&node.gpus[0], 1).await;
+    session.exited().await;
     drop(agent);
-    assert!(runs(stranger));
+    assert!(runs(stranger.id()));
+    stranger.kill().unwrap();
+    stranger.wait().unwrap();
 }
 
 #[tokio::test]

@@ -12,10 +12,7 @@ use std::time::Duration;
 /// How often a hanging call looks whether it may return.
 const HANG_POLL: Duration = Duration::from_millis(10);
 
-static DRIVER: Mutex<Driver> = Mutex::new(Driver {
-    users: 0,
-    loaded: None,
-});
+static DRIVER: Mutex<Driver> = Mutex::new(Driver { users: 0, loaded: None });
 
 struct Driver {
     /// `nvmlInit` calls without their `nvmlShutdown`.
@@ -49,11 +46,7 @@ impl Stamp {
 
 impl Loaded {
     fn new(path: PathBuf) -> Self {
-        let mut loaded = Self {
-            path,
-            stamp: None,
-            state: Err(Code::DriverNotLoaded),
-        };
+        let mut loaded = Self { path, stamp: None, state: Err(Code::DriverNotLoaded) };
         loaded.read();
         loaded
     }

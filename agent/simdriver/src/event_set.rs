@@ -37,10 +37,7 @@ pub(crate) struct Delivered {
 
 impl EventSet {
     pub(crate) fn new() -> Result<Self, Code> {
-        Ok(Self {
-            registrations: Mutex::new(Vec::new()),
-            changes: watch(&driver::state_path()?),
-        })
+        Ok(Self { registrations: Mutex::new(Vec::new()), changes: watch(&driver::state_path()?) })
     }
 
     /// From now on this set delivers the GPU's XID errors.
@@ -80,15 +77,11 @@ impl EventSet {
     fn next(&self, state: &State) -> Option<Delivered> {
         let mut registrations = self.lock();
         for event in &state.events {
-            let waiting = registrations
-                .iter_mut()
-                .find(|r| r.place == event.gpu && r.cursor < event.sequence);
+            let waiting =
+                registrations.iter_mut().find(|r| r.place == event.gpu && r.cursor < event.sequence);
             if let Some(registration) = waiting {
                 registration.cursor = event.sequence;
-                return Some(Delivered {
-                    place: event.gpu,
-                    xid: event.xid,
-                });
+                return Some(Delivered { place: event.gpu, xid: event.xid });
             }
         }
         None
@@ -99,11 +92,7 @@ impl EventSet {
         let Some(mut changes) = self.changes.as_ref() else {
             return std::thread::sleep(left.min(POLL));
         };
-        let mut poll = libc::pollfd {
-            fd: changes.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
+        let mut poll = libc::pollfd { fd: changes.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let milliseconds = i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX);
         // SAFETY: `poll` is one valid pollfd for the length of the call.
         unsafe { libc::poll(&raw mut poll, 1, milliseconds) };
@@ -118,9 +107,7 @@ impl EventSet {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Registration>> {
-        self.registrations
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.registrations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -7,8 +7,8 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{
-    Code, Count, DeviceHandle, ERROR_UNCORRECTED, EVENT_XID, EventData, FIELD_RECOVERY_ACTION,
-    FieldValue, MEMORY_V2, Memory, MemoryV2, PciInfo, Utilization, VALUE_UNSIGNED_INT, Value,
+    Code, Count, DeviceHandle, ERROR_UNCORRECTED, EVENT_XID, EventData, FIELD_RECOVERY_ACTION, FieldValue,
+    MEMORY_V2, Memory, MemoryV2, PciInfo, Utilization, VALUE_UNSIGNED_INT, Value,
 };
 use crate::driver;
 use crate::event_set::EventSet;
@@ -52,9 +52,7 @@ fn text_at<'a>(text: *const c_char) -> Result<&'a str, Code> {
         return Err(Code::InvalidArgument);
     }
     // SAFETY: not null, and the client gave a C string that outlives the call.
-    unsafe { CStr::from_ptr(text) }
-        .to_str()
-        .map_err(|_| Code::InvalidArgument)
+    unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| Code::InvalidArgument)
 }
 
 fn set_at<'a>(set: *const EventSet) -> Result<&'a EventSet, Code> {
@@ -108,10 +106,7 @@ extern "C" fn nvmlSystemGetDriverVersion(out: *mut c_char, length: c_uint) -> c_
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlSystemGetNVMLVersion(out: *mut c_char, length: c_uint) -> c_uint {
-    answer(
-        driver::state()
-            .and_then(|state| put_text(out, length, &format!("13.{}", state.driver_version))),
-    )
+    answer(driver::state().and_then(|state| put_text(out, length, &format!("13.{}", state.driver_version))))
 }
 
 #[unsafe(no_mangle)]
@@ -127,19 +122,14 @@ extern "C" fn nvmlDeviceGetCount_v2(out: *mut c_uint) -> c_uint {
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, out: *mut DeviceHandle) -> c_uint {
     answer(driver::state().and_then(|state| {
-        let place = driver::enumerated(&state)
-            .nth(index as usize)
-            .ok_or(Code::InvalidArgument)?;
+        let place = driver::enumerated(&state).nth(index as usize).ok_or(Code::InvalidArgument)?;
         driver::answering(place)?;
         put(out, driver::handle_of(place))
     }))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(
-    bus_id: *const c_char,
-    out: *mut DeviceHandle,
-) -> c_uint {
+extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(bus_id: *const c_char, out: *mut DeviceHandle) -> c_uint {
     answer(driver::state().and_then(|state| {
         let wanted = bus_numbers(text_at(bus_id)?).ok_or(Code::InvalidArgument)?;
         let place = driver::enumerated(&state)
@@ -191,11 +181,7 @@ extern "C" fn nvmlDeviceGetPciInfo_v3(device: DeviceHandle, out: *mut PciInfo) -
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMemoryInfo(device: DeviceHandle, out: *mut Memory) -> c_uint {
-    read(device, out, |gpu| Memory {
-        total: gpu.memory_bytes,
-        free: gpu.memory_bytes,
-        used: 0,
-    })
+    read(device, out, |gpu| Memory { total: gpu.memory_bytes, free: gpu.memory_bytes, used: 0 })
 }
 
 #[unsafe(no_mangle)]
@@ -218,11 +204,7 @@ extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: DeviceHandle, out: *mut MemoryV
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetTemperature(
-    device: DeviceHandle,
-    sensor: c_uint,
-    out: *mut c_uint,
-) -> c_uint {
+extern "C" fn nvmlDeviceGetTemperature(device: DeviceHandle, sensor: c_uint, out: *mut c_uint) -> c_uint {
     if sensor != 0 {
         return Code::InvalidArgument as c_uint;
     }
@@ -231,10 +213,7 @@ extern "C" fn nvmlDeviceGetTemperature(
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetUtilizationRates(device: DeviceHandle, out: *mut Utilization) -> c_uint {
-    read(device, out, |gpu| Utilization {
-        gpu: gpu.utilization,
-        memory: 0,
-    })
+    read(device, out, |gpu| Utilization { gpu: gpu.utilization, memory: 0 })
 }
 
 #[unsafe(no_mangle)]
@@ -252,13 +231,7 @@ extern "C" fn nvmlDeviceGetTotalEccErrors(
     if kind > ERROR_UNCORRECTED || counter > 1 {
         return Code::InvalidArgument as c_uint;
     }
-    read(device, out, |gpu| {
-        if kind == ERROR_UNCORRECTED {
-            gpu.ecc_uncorrected
-        } else {
-            gpu.ecc_corrected
-        }
-    })
+    read(device, out, |gpu| if kind == ERROR_UNCORRECTED { gpu.ecc_uncorrected } else { gpu.ecc_corrected })
 }
 
 #[unsafe(no_mangle)]
@@ -282,10 +255,7 @@ extern "C" fn nvmlDeviceGetFieldValues(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetSupportedEventTypes(
-    device: DeviceHandle,
-    out: *mut c_ulonglong,
-) -> c_uint {
+extern "C" fn nvmlDeviceGetSupportedEventTypes(device: DeviceHandle, out: *mut c_ulonglong) -> c_uint {
     read(device, out, |_| EVENT_XID)
 }
 
@@ -304,11 +274,7 @@ extern "C" fn nvmlDeviceRegisterEvents(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlEventSetWait_v2(
-    set: *mut EventSet,
-    out: *mut EventData,
-    timeout_ms: c_uint,
-) -> c_uint {
+extern "C" fn nvmlEventSetWait_v2(set: *mut EventSet, out: *mut EventData, timeout_ms: c_uint) -> c_uint {
     answer(set_at(set).and_then(|set| {
         let event = set.wait(Duration::from_millis(timeout_ms.into()))?;
         put(
@@ -368,17 +334,13 @@ fn pci_info(gpu: &Gpu) -> Result<PciInfo, Code> {
 }
 
 fn fill(value: &mut FieldValue, gpu: &Gpu) {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     value.timestamp = i64::try_from(now.as_micros()).unwrap_or(i64::MAX);
     value.latency_usec = 0;
     if value.field_id == FIELD_RECOVERY_ACTION {
         value.nvml_return = Code::Success as c_uint;
         value.value_type = VALUE_UNSIGNED_INT;
-        value.value = Value {
-            unsigned_int: gpu.recovery_action,
-        };
+        value.value = Value { unsigned_int: gpu.recovery_action };
     } else {
         value.nvml_return = Code::NotSupported as c_uint;
     }

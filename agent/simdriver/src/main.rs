@@ -92,10 +92,9 @@ fn library() -> anyhow::Result<PathBuf> {
     let newest = built.iter().max_by_key(|path| age(path));
     match newest {
         Some(path) if path.exists() => Ok(path.clone()),
-        Some(_) | None => bail!(
-            "{} is missing: build it with `cargo build -p reknit-simdriver`",
-            built[0].display()
-        ),
+        Some(_) | None => {
+            bail!("{} is missing: build it with `cargo build -p reknit-simdriver`", built[0].display())
+        }
     }
 }
 

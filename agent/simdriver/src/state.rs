@@ -69,16 +69,9 @@ pub struct XidEvent {
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     #[error("cannot {action} the simulated driver's state file {path}: {source}")]
-    File {
-        action: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
+    File { action: &'static str, path: PathBuf, source: io::Error },
     #[error("{path} is not a simulated driver's state file: {source}")]
-    Content {
-        path: PathBuf,
-        source: serde_json::Error,
-    },
+    Content { path: PathBuf, source: serde_json::Error },
     #[error("there is no GPU {gpu}: the file has {count}, numbered from 0")]
     NoSuchGpu { gpu: usize, count: usize },
     #[error("unknown key `{key}`: a GPU has {known}")]
@@ -86,11 +79,7 @@ pub enum StateError {
     #[error("`{text}` is no change: write KEY=VALUE, such as lost=true")]
     NotAnAssignment { text: String },
     #[error("`{value}` is no value for `{key}`: {reason}")]
-    BadValue {
-        key: String,
-        value: String,
-        reason: String,
-    },
+    BadValue { key: String, value: String, reason: String },
 }
 
 /// Keys that say which GPU it is. They stay as `init` made them.
@@ -114,23 +103,14 @@ impl State {
             path: path.to_owned(),
             source,
         })?;
-        serde_json::from_slice(&text).map_err(|source| StateError::Content {
-            path: path.to_owned(),
-            source,
-        })
+        serde_json::from_slice(&text).map_err(|source| StateError::Content { path: path.to_owned(), source })
     }
 
     /// Replaces the file at `path` in one step: a reader sees the old content or the new, never a part.
     pub fn save(&self, path: &Path) -> Result<(), StateError> {
-        let failed = |source| StateError::File {
-            action: "write",
-            path: path.to_owned(),
-            source,
-        };
-        let mut text = serde_json::to_vec_pretty(self).map_err(|source| StateError::Content {
-            path: path.to_owned(),
-            source,
-        })?;
+        let failed = |source| StateError::File { action: "write", path: path.to_owned(), source };
+        let mut text = serde_json::to_vec_pretty(self)
+            .map_err(|source| StateError::Content { path: path.to_owned(), source })?;
         text.push(b'\n');
         let mut file = tempfile::NamedTempFile::new_in(folder(path)).map_err(failed)?;
         file.write_all(&text).map_err(failed)?;
@@ -143,11 +123,7 @@ impl State {
         path: &Path,
         change: impl FnOnce(&mut Self) -> Result<T, StateError>,
     ) -> Result<T, StateError> {
-        let failed = |source| StateError::File {
-            action: "lock",
-            path: path.to_owned(),
-            source,
-        };
+        let failed = |source| StateError::File { action: "lock", path: path.to_owned(), source };
         // The folder is locked, not the file: the file is another one after each change.
         let lock = File::open(folder(path)).map_err(failed)?;
         lock.lock().map_err(failed)?;
@@ -160,17 +136,11 @@ impl State {
     /// Changes GPU `gpu` as `KEY=VALUE` says. On an error nothing is changed.
     pub fn set(&mut self, gpu: usize, assignments: &[String]) -> Result<(), StateError> {
         let count = self.gpus.len();
-        let target = self
-            .gpus
-            .get_mut(gpu)
-            .ok_or(StateError::NoSuchGpu { gpu, count })?;
+        let target = self.gpus.get_mut(gpu).ok_or(StateError::NoSuchGpu { gpu, count })?;
         let mut changed = target.clone();
         for text in assignments {
-            let (key, value) = text
-                .split_once('=')
-                .ok_or_else(|| StateError::NotAnAssignment {
-                    text: text.to_owned(),
-                })?;
+            let (key, value) =
+                text.split_once('=').ok_or_else(|| StateError::NotAnAssignment { text: text.to_owned() })?;
             changed = changed.with(key, value)?;
         }
         *target = changed;
@@ -230,15 +200,9 @@ impl Gpu {
         let settable = |name: &&String| !IDENTITY.contains(&name.as_str());
         if !fields.keys().filter(settable).any(|name| name == key) {
             let known: Vec<&str> = fields.keys().filter(settable).map(String::as_str).collect();
-            return Err(StateError::UnknownKey {
-                key: key.to_owned(),
-                known: known.join(", "),
-            });
+            return Err(StateError::UnknownKey { key: key.to_owned(), known: known.join(", ") });
         }
-        fields.insert(
-            key.to_owned(),
-            serde_json::from_str(value).map_err(bad_value)?,
-        );
+        fields.insert(key.to_owned(), serde_json::from_str(value).map_err(bad_value)?);
         serde_json::from_value(Value::Object(fields)).map_err(bad_value)
     }
 }
@@ -257,14 +221,7 @@ fn uuid(node: &str, index: usize) -> String {
         hash = (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
     }
     let hex = format!("{hash:032x}");
-    format!(
-        "GPU-{}-{}-{}-{}-{}",
-        &hex[..8],
-        &hex[8..12],
-        &hex[12..16],
-        &hex[16..20],
-        &hex[20..]
-    )
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
 #[cfg(test)]
@@ -298,9 +255,7 @@ mod tests {
         assert!(refused(&mut state, 0, "lost").contains("KEY=VALUE"));
         assert!(refused(&mut state, 2, "lost=true").contains("no GPU 2"));
         assert_eq!(state, before, "a refused change changes nothing");
-        state
-            .set(1, &["lost=true".to_owned(), "temperature=91".to_owned()])
-            .unwrap();
+        state.set(1, &["lost=true".to_owned(), "temperature=91".to_owned()]).unwrap();
         assert!(state.gpus[1].lost && state.gpus[1].temperature == 91 && !state.gpus[0].lost);
     }
 
@@ -313,10 +268,7 @@ mod tests {
         assert_eq!(State::load(&path).unwrap(), state);
         let text = fs::read_to_string(&path).unwrap();
         fs::write(&path, text.replacen("\"lost\"", "\"lots\"", 1)).unwrap();
-        assert!(matches!(
-            State::load(&path),
-            Err(StateError::Content { .. })
-        ));
+        assert!(matches!(State::load(&path), Err(StateError::Content { .. })));
     }
 
     #[test]

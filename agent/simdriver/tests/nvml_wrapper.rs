@@ -43,10 +43,7 @@ fn a_client_sees_what_the_file_says() {
         std::env::set_var(STATE_VARIABLE, &path);
     }
     let library = library();
-    let nvml = Nvml::builder()
-        .lib_path(library.as_os_str())
-        .init()
-        .unwrap();
+    let nvml = Nvml::builder().lib_path(library.as_os_str()).init().unwrap();
     let expected = State::load(&path).unwrap().gpus;
 
     assert_eq!(nvml.sys_driver_version().unwrap(), "580.95.05");
@@ -73,14 +70,9 @@ fn a_client_sees_what_the_file_says() {
     assert_eq!(device.temperature(TemperatureSensor::Gpu).unwrap(), 91);
     let uncorrected = device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile);
     assert_eq!(uncorrected.unwrap(), 7);
-    let fields = device
-        .field_values_for(&[RECOVERY_ACTION, FieldId(82)])
-        .unwrap();
+    let fields = device.field_values_for(&[RECOVERY_ACTION, FieldId(82)]).unwrap();
     let action = fields[0].as_ref().unwrap().value.as_ref().unwrap();
-    assert!(matches!(
-        action,
-        nvml_wrapper::enums::device::SampleValue::U32(4)
-    ));
+    assert!(matches!(action, nvml_wrapper::enums::device::SampleValue::U32(4)));
     let not_kept = fields[1].as_ref().unwrap();
     assert!(matches!(not_kept.value, Err(NvmlError::NotSupported)));
 
@@ -88,10 +80,7 @@ fn a_client_sees_what_the_file_says() {
 
     change(&path, 2, "lost=true");
     assert!(matches!(device.uuid(), Err(NvmlError::GpuLost)));
-    assert!(matches!(
-        nvml.device_by_index(2).err(),
-        Some(NvmlError::GpuLost)
-    ));
+    assert!(matches!(nvml.device_by_index(2).err(), Some(NvmlError::GpuLost)));
     let by_uuid = nvml.device_by_uuid(expected[3].uuid.as_str());
     assert!(
         matches!(by_uuid.err(), Some(NvmlError::GpuLost)),
@@ -133,10 +122,7 @@ fn events_arrive_at_once(nvml: &Nvml, path: &Path) {
     let register = |gpu| {
         let set = nvml.create_event_set().unwrap();
         let device = nvml.device_by_index(gpu).unwrap();
-        device
-            .register_events(EventTypes::CRITICAL_XID_ERROR, set)
-            .map_err(|e| e.error)
-            .unwrap()
+        device.register_events(EventTypes::CRITICAL_XID_ERROR, set).map_err(|e| e.error).unwrap()
     };
     let xid_of = |set: &nvml_wrapper::EventSet<'_>, ms| {
         set.wait(ms).map(|event| match event.event_data {
@@ -170,10 +156,7 @@ fn events_arrive_at_once(nvml: &Nvml, path: &Path) {
     assert_eq!(xid_of(&one, 1000).unwrap(), 48);
     assert_eq!(xid_of(&one, 1000).unwrap(), 94, "in order, none lost");
     let begun = Instant::now();
-    assert!(
-        matches!(xid_of(&two, 60), Err(NvmlError::Timeout)),
-        "another GPU's"
-    );
+    assert!(matches!(xid_of(&two, 60), Err(NvmlError::Timeout)), "another GPU's");
     assert!(begun.elapsed() >= Duration::from_millis(60));
 
     change(path, 1, "lost=true");

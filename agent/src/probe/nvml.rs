@@ -12,6 +12,9 @@ use nvml_wrapper::{Device, EventSet, Nvml};
 use nvml_wrapper_sys::bindings::{nvmlEventData_t, nvmlReturn_t};
 use reknit_layout::GpuId;
 use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`. Source: `nvml.h`, release 13.0.
 const RECOVERY_ACTION: FieldId = FieldId(230);
@@ -28,9 +31,9 @@ pub(super) fn load(path: &Path) -> Result<&'static Nvml, NvmlError> {
     Ok(Box::leak(Box::new(nvml)))
 }
 
-/// The GPUs that answer. One that does not is left out: it has no name to be reported under.
-pub(super) fn enumerate(nvml: &Nvml) -> Result<Vec<GpuIdentity>, NvmlError> {
-    let identify = |index| {
+/// The GPUs that answer within `limit`. One that does not is left out: it has no name to be reported under.
+pub(super) fn enumerate(nvml: &'static Nvml, limit: Duration) -> Result<Vec<GpuIdentity>, NvmlError> {
+    let identify = move |index| {
         let device = nvml.device_by_index(index)?;
         Ok(GpuIdentity {
             uuid: GpuId(device.uuid()?),
@@ -40,13 +43,25 @@ pub(super) fn enumerate(nvml: &Nvml) -> Result<Vec<GpuIdentity>, NvmlError> {
             memory_bytes: optional(device.memory_info())?.map_or(0, |memory| memory.total),
         })
     };
+    let count = nvml.device_count()?;
+    let (answer, answers) = mpsc::channel();
+    for index in 0..count {
+        // A thread for each, as one GPU that hangs must not hide the others.
+        let answer = answer.clone();
+        thread::spawn(move || answer.send((index, identify(index))));
+    }
+    let deadline = Instant::now() + limit;
     let mut gpus = Vec::new();
-    for index in 0..nvml.device_count()? {
-        match identify(index) {
-            Ok(gpu) => gpus.push(gpu),
-            Err(error) => {
+    for _ in 0..count {
+        match answers.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok((_, Ok(gpu))) => gpus.push(gpu),
+            Ok((index, Err(error))) => {
                 let error: NvmlError = error;
                 tracing::warn!(index, %error, "a GPU does not answer and cannot be identified");
+            }
+            Err(_) => {
+                tracing::warn!("a GPU hangs and cannot be identified");
+                break;
             }
         }
     }

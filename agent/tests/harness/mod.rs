@@ -1,5 +1,5 @@
 //! A daemon, a node's driver and an agent, for the tests: the agent and the probe are the real program.
-#![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
+#![allow(dead_code, missing_debug_implementations, clippy::unwrap_used, clippy::expect_used)]
 
 use reknit_proto::v1;
 use reknit_proto::v1::agent_order::Order;
@@ -18,18 +18,21 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::{Request, Response, Status, Streaming};
 
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One session of the agent with the test's daemon.
-pub struct Session {
-    pub hello: v1::AgentHello,
+pub(crate) struct Session {
+    pub(crate) hello: v1::AgentHello,
     reports: mpsc::Receiver<(Report, Instant)>,
     orders: Option<mpsc::Sender<Result<v1::AgentOrder, Status>>>,
     acknowledge: bool,
 }
 
+/// An opened session: what the agent reports, and where its orders go.
+type Opened = (Streaming<v1::AgentReport>, mpsc::Sender<Result<v1::AgentOrder, Status>>);
+
 struct Service {
-    opened: mpsc::Sender<(Streaming<v1::AgentReport>, mpsc::Sender<Result<v1::AgentOrder, Status>>)>,
+    opened: mpsc::Sender<Opened>,
 }
 
 #[tonic::async_trait]
@@ -50,13 +53,13 @@ impl Agent for Service {
 }
 
 /// The test's side of the Agent service.
-pub struct Daemon {
-    pub address: SocketAddr,
-    opened: mpsc::Receiver<(Streaming<v1::AgentReport>, mpsc::Sender<Result<v1::AgentOrder, Status>>)>,
+pub(crate) struct Daemon {
+    pub(crate) address: SocketAddr,
+    opened: mpsc::Receiver<Opened>,
 }
 
 impl Daemon {
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (opened_in, opened) = mpsc::channel(4);
@@ -68,7 +71,7 @@ impl Daemon {
     }
 
     /// The next session, welcomed.
-    pub async fn session(&mut self) -> Session {
+    pub(crate) async fn session(&mut self) -> Session {
         let opened = timeout(PATIENCE, self.opened.recv()).await;
         let (mut stream, orders) = opened.expect("no session").unwrap();
         let first = timeout(PATIENCE, stream.message()).await;
@@ -93,28 +96,28 @@ impl Daemon {
 }
 
 impl Session {
-    pub async fn order(&self, order: Order) {
+    pub(crate) async fn order(&self, order: Order) {
         let order = v1::AgentOrder { order: Some(order) };
         self.orders.as_ref().unwrap().send(Ok(order)).await.unwrap();
     }
 
-    pub async fn spawn(&self, gpu: &str, incarnation: u64) {
+    pub(crate) async fn spawn(&self, gpu: &str, incarnation: u64) {
         let worker = Some(key(gpu, incarnation));
         self.order(Order::Spawn(v1::SpawnWorker { worker })).await;
     }
 
-    pub async fn fence(&self, gpu: &str, incarnation: u64) {
+    pub(crate) async fn fence(&self, gpu: &str, incarnation: u64) {
         let worker = Some(key(gpu, incarnation));
         self.order(Order::Fence(v1::FenceWorker { worker })).await;
     }
 
     /// From now on transitions are left unacknowledged.
-    pub fn fall_silent(&mut self) {
+    pub(crate) fn fall_silent(&mut self) {
         self.acknowledge = false;
     }
 
     /// The next report that is no heartbeat, within `limit`.
-    pub async fn next(&mut self, limit: Duration) -> Option<(Report, Instant)> {
+    pub(crate) async fn next(&mut self, limit: Duration) -> Option<(Report, Instant)> {
         let deadline = tokio::time::Instant::now() + limit;
         loop {
             let next = tokio::time::timeout_at(deadline, self.reports.recv());
@@ -131,28 +134,28 @@ impl Session {
         }
     }
 
-    pub async fn health(&mut self) -> (v1::HealthTransition, Instant) {
+    pub(crate) async fn health(&mut self) -> (v1::HealthTransition, Instant) {
         match self.next(PATIENCE).await {
             Some((Report::Health(health), at)) => (health, at),
             other => panic!("{other:?} is no health transition"),
         }
     }
 
-    pub async fn spawned(&mut self) -> v1::WorkerSpawned {
+    pub(crate) async fn spawned(&mut self) -> v1::WorkerSpawned {
         match self.next(PATIENCE).await {
             Some((Report::Spawned(spawned), _)) => spawned,
             other => panic!("{other:?} is no spawned worker"),
         }
     }
 
-    pub async fn exited(&mut self) -> (v1::WorkerExited, Instant) {
+    pub(crate) async fn exited(&mut self) -> (v1::WorkerExited, Instant) {
         match self.next(PATIENCE).await {
             Some((Report::Exited(exited), at)) => (exited, at),
             other => panic!("{other:?} is no ended worker"),
         }
     }
 
-    pub async fn heartbeat(&mut self) {
+    pub(crate) async fn heartbeat(&mut self) {
         let heard = timeout(PATIENCE, async {
             loop {
                 if let Some((Report::Heartbeat(_), _)) = self.reports.recv().await {
@@ -164,31 +167,31 @@ impl Session {
     }
 
     /// Nothing but heartbeats for `time`.
-    pub async fn quiet(&mut self, time: Duration) {
+    pub(crate) async fn quiet(&mut self, time: Duration) {
         if let Some((report, _)) = self.next(time).await {
             panic!("{report:?} though nothing happened");
         }
     }
 
     /// The daemon ends the session.
-    pub fn close(mut self) {
+    pub(crate) fn close(mut self) {
         self.orders = None;
     }
 }
 
-pub fn key(gpu: &str, incarnation: u64) -> v1::WorkerKey {
+pub(crate) fn key(gpu: &str, incarnation: u64) -> v1::WorkerKey {
     v1::WorkerKey { job: "job".to_owned(), gpu: gpu.to_owned(), incarnation }
 }
 
 /// A node: a folder, its simulated driver and what the agent keeps.
-pub struct Node {
-    pub folder: TempDir,
-    pub gpus: Vec<String>,
-    pub worker: PathBuf,
+pub(crate) struct Node {
+    pub(crate) folder: TempDir,
+    pub(crate) gpus: Vec<String>,
+    pub(crate) worker: PathBuf,
 }
 
 impl Node {
-    pub fn new(gpus: usize) -> Self {
+    pub(crate) fn new(gpus: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let state = State::healthy("n0", gpus);
         state.save(&folder.path().join("driver.json")).unwrap();
@@ -199,19 +202,19 @@ impl Node {
         Self { gpus: state.gpus.into_iter().map(|gpu| gpu.uuid).collect(), folder, worker }
     }
 
-    pub fn driver(&self) -> PathBuf {
+    pub(crate) fn driver(&self) -> PathBuf {
         self.folder.path().join("driver.json")
     }
 
-    pub fn set(&self, gpu: usize, change: &str) {
+    pub(crate) fn set(&self, gpu: usize, change: &str) {
         State::update(&self.driver(), |s| s.set(gpu, &[change.to_owned()])).unwrap();
     }
 
-    pub fn xid(&self, gpu: usize, xid: u64) {
+    pub(crate) fn xid(&self, gpu: usize, xid: u64) {
         State::update(&self.driver(), |s| s.raise_xid(gpu, xid)).unwrap();
     }
 
-    pub fn command(&self, daemon: &str) -> Command {
+    pub(crate) fn command(&self, daemon: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_reknit-agent"));
         command
             .args(["--daemon", daemon, "--node", "n0"])
@@ -226,30 +229,30 @@ impl Node {
         command
     }
 
-    pub fn start(&self, daemon: &Daemon) -> RunningAgent {
+    pub(crate) fn start(&self, daemon: &Daemon) -> RunningAgent {
         let address = format!("http://{}", daemon.address);
         RunningAgent(self.command(&address).spawn().unwrap())
     }
 }
 
 /// Killed with the test if it still runs, and its workers with it.
-pub struct RunningAgent(pub Child);
+pub(crate) struct RunningAgent(pub(crate) Child);
 
 impl RunningAgent {
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.0.id()
     }
 
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }
 
-    pub fn terminate(&self) {
+    pub(crate) fn terminate(&self) {
         kill(self.pid(), "TERM");
     }
 
-    pub fn exit_code(&mut self, limit: Duration) -> Option<i32> {
+    pub(crate) fn exit_code(&mut self, limit: Duration) -> Option<i32> {
         let deadline = Instant::now() + limit;
         while Instant::now() < deadline {
             if let Some(status) = self.0.try_wait().unwrap() {
@@ -271,7 +274,7 @@ impl Drop for RunningAgent {
     }
 }
 
-pub fn library() -> PathBuf {
+pub(crate) fn library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let mut folders = test.ancestors().skip(1).take(2);
     folders
@@ -282,29 +285,29 @@ pub fn library() -> PathBuf {
         .expect("cargo builds the simulated driver with this test")
 }
 
-pub fn kill(pid: u32, signal: &str) {
+pub(crate) fn kill(pid: u32, signal: &str) {
     let status = Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).status().unwrap();
     assert!(status.success(), "no process {pid}");
 }
 
-pub fn runs(pid: u32) -> bool {
+pub(crate) fn runs(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim_start());
     state.is_some_and(|state| !state.starts_with('Z') && !state.starts_with('X'))
 }
 
-pub fn children(pid: u32) -> Vec<u32> {
+pub(crate) fn children(pid: u32) -> Vec<u32> {
     let path = format!("/proc/{pid}/task/{pid}/children");
     let text = std::fs::read_to_string(Path::new(&path)).unwrap_or_default();
     text.split_whitespace().map(|n| n.parse().unwrap()).collect()
 }
 
-pub fn command_line(pid: u32) -> String {
+pub(crate) fn command_line(pid: u32) -> String {
     let raw = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&raw).replace('\0', " ")
 }
 
 /// The agent's probe.
-pub fn probe_of(agent: u32) -> Option<u32> {
+pub(crate) fn probe_of(agent: u32) -> Option<u32> {
     children(agent).into_iter().find(|child| command_line(*child).contains(" probe --nvml-library"))
 }
