@@ -1,6 +1,7 @@
 //! Seeded chaos in virtual time: a safety phase with faults, then the faults end and the job must be training again.
 //!
-//! `SEED=n cargo test -p reknit-engine --test simulation` runs one seed; `TRACE=1` prints it.
+//! `SEED=n cargo test -p reknit-engine --test simulation` runs one seed, `TRACE=1` prints it; `START=k SEEDS=n` runs
+//! as many as asked.
 
 mod world;
 
@@ -83,6 +84,16 @@ fn waits_for_good_reason(world: &World) -> bool {
     !complete
 }
 
+/// Every place is filled and everything that happened is over.
+fn whole(world: &World) -> bool {
+    let view = world.view();
+    let incidents = world.state.incidents(&job_name());
+    view.phase == Phase::Running
+        && view.layout.is_some_and(|layout| layout.degrees() == [4, 4])
+        && incidents.iter().all(|incident| incident.recovered.is_some())
+        && world.processes.len() == 8
+}
+
 /// Returns whether it ended in a justified wait.
 fn run(seed: u64) -> bool {
     let mut world = World::new(seed, 4, 1_000_000);
@@ -96,7 +107,15 @@ fn run(seed: u64) -> bool {
     heal(&mut world);
     world.run_ms(200);
     heal(&mut world);
-    world.run_ms(60_000);
+    let patience = Time(world.now.0 + 60_000 * MS);
+    while world.now < patience {
+        // A frozen worker shows only in that nothing is committed any more.
+        let before = world.view().committed_step;
+        world.run_ms(300);
+        if whole(&world) && world.view().committed_step > before {
+            break;
+        }
+    }
     let view = world.view();
     let steps: BTreeSet<_> = world.checks.commits.keys().map(|step| step.0).collect();
     let last = steps.last().copied().unwrap_or(0);
@@ -121,8 +140,10 @@ fn the_invariants_hold_and_the_job_trains_again() {
         run(seed.parse().expect("SEED is a number"));
         return;
     }
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let (start, seeds) = (number("START").unwrap_or(0), number("SEEDS").unwrap_or(SEEDS));
     let mut waited = 0;
-    for seed in 0..SEEDS {
+    for seed in start..start + seeds {
         let result = std::panic::catch_unwind(|| run(seed));
         match result {
             Ok(waits) => waited += u64::from(waits),
@@ -132,6 +153,6 @@ fn the_invariants_hold_and_the_job_trains_again() {
             }
         }
     }
-    println!("{SEEDS} seeds, 0 violations, {waited} ended waiting for lost units");
-    assert!(waited < SEEDS / 2, "the simulation hardly gets anywhere");
+    println!("{seeds} seeds, 0 violations, {waited} ended waiting for lost units");
+    assert!(waited <= seeds / 2, "the simulation hardly gets anywhere");
 }
