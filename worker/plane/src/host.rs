@@ -159,3 +159,59 @@ fn listen_unix() -> Result<(UnixListener, String), HostError> {
     listener.set_nonblocking(true).map_err(failed)?;
     Ok((listener, name))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::handshake::{ANSWER, Hello, NONCE, PROOF};
+    use super::*;
+    use crate::{Op, Ticket};
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// Strangers that know the protocol and all names, but not the ticket, cannot take a rank or keep its owner out.
+    #[test]
+    fn a_false_proof_is_hung_up_on_and_a_missing_one_keeps_nobody_out() {
+        let planes = [(); 2].map(|()| HostPlane::new("node", "127.0.0.1").unwrap());
+        let members: Vec<Endpoint> = planes.iter().map(Plane::endpoint).collect();
+        let join = |rank: usize| {
+            let spec = GroupSpec {
+                job: "job".into(),
+                epoch: 1,
+                name: "world".into(),
+                members: members.clone(),
+                rank,
+                ticket: Ticket([1; 32]),
+                deadline: PATIENCE,
+            };
+            let mut group = planes[rank].join(spec).unwrap();
+            group.submit(Op::Barrier, PATIENCE).wait().unwrap();
+            group.retire();
+        };
+        let hello = Hello {
+            key: Key { job: "job".into(), epoch: 1, group: "world".into() },
+            from: 1,
+            to: 0,
+            nonce: [0; NONCE],
+        };
+        let claim = || {
+            let address = SocketAddr::from_abstract_name(&members[0].unix).unwrap();
+            let mut stranger = UnixStream::connect_addr(&address).unwrap();
+            stranger.set_read_timeout(Some(PATIENCE)).unwrap();
+            stranger.write_all(&hello.encode()).unwrap();
+            stranger
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| join(0));
+            let mut liar = claim();
+            liar.read_exact(&mut [0; ANSWER]).unwrap();
+            liar.write_all(&[0; PROOF]).unwrap();
+            assert_eq!(liar.read(&mut [0; 1]).unwrap(), 0);
+            let silent: Vec<UnixStream> = (0..100).map(|_| claim()).collect();
+            join(1);
+            drop(silent);
+        });
+    }
+}

@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 /// Between two tries to reach a peer that cannot answer just now.
 const RETRY: Duration = Duration::from_millis(20);
 
+/// Visitors that may owe a proof at once, beyond one per rank.
+const MAX_CLAIMS: usize = 32;
+
 /// A connection on its way to becoming a link.
 #[derive(Debug)]
 struct Candidate {
@@ -99,8 +102,9 @@ impl<'a> Join<'a> {
         (0..self.links.len()).filter(|&peer| peer != self.spec.rank && self.links[peer].is_none()).collect()
     }
 
-    /// Waits for any connection to move. Says which candidates did.
-    fn poll(&self, desk: &Desk<'_>, now: Instant) -> Result<Vec<bool>, PlaneError> {
+    /// Waits for any connection to move. Says which candidates did. A member that leaves before all are there ends the
+    /// join, since the group can never be whole.
+    fn poll(&mut self, desk: &Desk<'_>, now: Instant) -> Result<Vec<bool>, PlaneError> {
         let mut fds: Vec<PollFd<'_>> = self
             .candidates
             .iter()
@@ -127,9 +131,19 @@ impl<'a> Join<'a> {
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         let gone = ready[self.candidates.len() + 1..].iter().position(|&gone| gone);
         if let Some(peer) = gone.map(|at| linked[at]) {
-            return Err(self.lost(peer, "its connection ended while the others joined"));
+            return Err(self.left(peer));
         }
         Ok(ready[..self.candidates.len()].to_vec())
+    }
+
+    /// A linked peer has hung up; it may have said why.
+    fn left(&mut self, peer: usize) -> PlaneError {
+        let socket = self.links[peer].take();
+        let said = socket.map(|socket| Link::new(socket, self.key.epoch).peek());
+        match said {
+            Some(Err(error)) => error.blame(&self.key.group, self.spec.rank, peer),
+            Some(Ok(_)) | None => self.lost(peer, "it left while others were still joining"),
+        }
     }
 
     fn settle(&mut self, progress: Progress) {
@@ -149,12 +163,17 @@ impl<'a> Join<'a> {
     fn receive(&mut self, visitor: Visitor) -> Result<(), PlaneError> {
         let (from, to) = (visitor.hello.from as usize, visitor.hello.to as usize);
         let expected = to == self.spec.rank && from > to && from < self.links.len();
-        // A visitor can only copy the rank of another; so several may claim one until one of them proves it.
-        let room = self.candidates.len() < 4 * self.links.len() + 16;
-        if !expected || self.links[from].is_some() || !room {
+        if !expected || self.links[from].is_some() {
             visitor.refuse(Refusal::WrongRank);
             self.turned_away = Some(format!("rank {from} asked for rank {to}"));
             return Ok(());
+        }
+        // Anybody can claim a rank; so several may, until one of them proves it. Who has had the most time goes first.
+        let proving = |candidate: &Candidate| matches!(candidate.stage, Stage::AwaitingProof(_));
+        if self.candidates.iter().filter(|c| proving(c)).count() >= MAX_CLAIMS + self.links.len()
+            && let Some(oldest) = self.candidates.iter().position(proving)
+        {
+            self.candidates.remove(oldest);
         }
         let nonce = self.nonce()?;
         let proof = visitor.hello.proof(&nonce, Side::Accepting, &self.spec.ticket);

@@ -1,6 +1,7 @@
 //! One rank's end of the connection to one peer. Never blocks.
 
 use super::frame::{Cause, Frame, HEADER, SEGMENT, Stamp};
+use crate::PlaneError;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 use std::io::IoSlice;
@@ -17,6 +18,23 @@ pub(super) enum LinkError {
     /// The peer said so.
     Left(Cause),
     Garbage(String),
+}
+
+impl LinkError {
+    /// What this rank, `me`, makes of the end of its connection to `peer`. Who leaves because of a death is not the one
+    /// to blame for it.
+    pub(super) fn blame(self, group: &str, me: usize, peer: usize) -> PlaneError {
+        let (rank, detail) = match self {
+            LinkError::Closed => (peer, "its connection ended".into()),
+            LinkError::Broken(errno) => (peer, format!("its connection broke: {errno}")),
+            LinkError::Garbage(detail) => (peer, detail),
+            LinkError::Left(Cause::LostPeer(dead)) if dead != me => {
+                (dead, format!("rank {peer} lost it and left the group"))
+            }
+            LinkError::Left(cause) => (peer, format!("it left the group by itself: {cause}")),
+        };
+        PlaneError::PeerLost { group: group.to_owned(), rank, detail }
+    }
 }
 
 /// Readiness is edge-triggered: a flag stays up until the socket says that it would block.

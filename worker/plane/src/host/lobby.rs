@@ -17,10 +17,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Connections that may be saying hello at once. The oldest goes when another comes.
-const MAX_STRANGERS: usize = 128;
+const MAX_STRANGERS: usize = 64;
 const HELLO_TIME: Duration = Duration::from_secs(2);
 /// Connections that may wait for a join of this rank. The oldest goes when another comes.
-const MAX_EARLY: usize = 1024;
+const MAX_EARLY: usize = 256;
 const EARLY_TIME: Duration = Duration::from_secs(60);
 /// After accepting failed, such as for lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);

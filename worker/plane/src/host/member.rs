@@ -151,24 +151,12 @@ impl Member {
 
     fn blame(&self, rank: usize, error: TransferError) -> PlaneError {
         let group = self.shared.name.clone();
-        let lost = |rank: usize, detail: String| PlaneError::PeerLost { group: group.clone(), rank, detail };
         match error {
             TransferError::Mismatch(detail) => PlaneError::Mismatch { group, rank, detail },
-            TransferError::Retired => lost(rank, "it has retired but is still needed".into()),
-            TransferError::Link(LinkError::Closed) => lost(rank, "its connection ended".into()),
-            TransferError::Link(LinkError::Broken(errno)) => {
-                lost(rank, format!("its connection broke: {errno}"))
+            TransferError::Retired => {
+                PlaneError::PeerLost { group, rank, detail: "it has retired but is still needed".into() }
             }
-            TransferError::Link(LinkError::Garbage(detail)) => lost(rank, detail),
-            // Who leaves because of a death is not the one to blame.
-            TransferError::Link(LinkError::Left(Cause::LostPeer(dead)))
-                if dead != self.shared.rank && dead < self.shared.size =>
-            {
-                lost(dead, format!("rank {rank} lost it and left the group"))
-            }
-            TransferError::Link(LinkError::Left(cause)) => {
-                lost(rank, format!("it left the group by itself: {cause}"))
-            }
+            TransferError::Link(error) => error.blame(&group, self.shared.rank, rank),
         }
     }
 
