@@ -465,3 +465,36 @@ fn a_worker_nobody_knows_is_ended() {
     });
     assert_eq!(world.trace, ["stop g00#99", "fence node-0 g00#99"]);
 }
+
+#[test]
+fn a_step_some_survivor_committed_is_rolled_forward_and_any_other_is_run_again() {
+    let (mut rolled, mut again) = (0, 0);
+    for wait in 0..160 {
+        let mut world = running(4);
+        let until = Time(world.now.0 + wait * MS / 2);
+        while world.next(until) {}
+        world.kill(&gpu(0, 1));
+        run_until_degrees(&mut world, &[3, 4]);
+        match world.checks.rolled_forward {
+            0 => again += 1,
+            _ => rolled += 1,
+        }
+        assert!(fault(&world).steps_lost <= 1);
+        assert_no_gap(&world);
+    }
+    assert!(rolled > 0 && again > 0, "rolled {rolled}, again {again}");
+}
+
+#[test]
+fn replicated_parameters_that_differ_twice_fail_the_job() {
+    let mut world = running(2);
+    world.kill(&gpu(0, 1));
+    world.lie_about_digests = true;
+    world.run_until_phase(Phase::Failed);
+    let text = world.view().explanation;
+    assert!(text.contains("REPLICATED"), "{text}");
+    let resumed = world.trace.iter().any(|line| line.starts_with("resume"));
+    assert!(!resumed, "a wrong model was trained on");
+    world.run_ms(5_000);
+    assert!(world.processes.is_empty());
+}

@@ -16,6 +16,8 @@ pub struct Checks {
     told: BTreeMap<Step, Epoch>,
     pub commits: BTreeMap<Step, Epoch>,
     pub incidents_ended: usize,
+    /// Reports of steps committed by rolling forward.
+    pub rolled_forward: usize,
 }
 
 impl Checks {
@@ -25,6 +27,7 @@ impl Checks {
 
     pub fn heard(&mut self, event: &Event) {
         if let Event::Committed { epoch, step, rolled_forward, .. } = event {
+            self.rolled_forward += usize::from(*rolled_forward);
             if !rolled_forward {
                 self.told.entry(*step).or_insert(*epoch);
             }

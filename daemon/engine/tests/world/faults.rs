@@ -18,21 +18,21 @@ impl World {
 
     /// The agent sees a GPU's class change.
     pub fn health(&mut self, gpu: &GpuId, health: HealthClass, cause: &str) {
-        for (node, gpus) in &mut self.agents {
-            for found in gpus.iter_mut().filter(|found| found.gpu == *gpu) {
-                found.health = health;
-                found.cause = cause.to_owned();
-                let event = Event::HealthChanged {
-                    node: node.clone(),
-                    gpu: gpu.clone(),
-                    health,
-                    cause: cause.to_owned(),
-                    shards_readable: health == HealthClass::Drain,
-                };
-                let link = Link::Agent(node.clone());
-                return self.report(link, event);
-            }
-        }
+        let known = self.agents.iter_mut().find_map(|(node, gpus)| {
+            let found = gpus.iter_mut().find(|found| found.gpu == *gpu)?;
+            Some((node.clone(), found))
+        });
+        let Some((node, found)) = known else { return };
+        found.health = health;
+        found.cause = cause.to_owned();
+        let event = Event::HealthChanged {
+            node: node.clone(),
+            gpu: gpu.clone(),
+            health,
+            cause: cause.to_owned(),
+            shards_readable: health == HealthClass::Drain,
+        };
+        self.report(Link::Agent(node), event);
     }
 
     /// A worker's session ends and comes back after `ms`.

@@ -1,6 +1,7 @@
 //! A model cluster in virtual time: agents and workers that answer orders as proto/reknit/v1/worker.proto says, a
 //! network that keeps the order of a session, and a daemon that is nothing but the engine and its store.
-#![allow(dead_code, unreachable_pub)]
+// Each test file uses a part of it. TRACE is the tests' own switch.
+#![allow(dead_code, unreachable_pub, clippy::disallowed_methods)]
 
 pub mod checks;
 pub mod faults;
@@ -96,6 +97,8 @@ pub struct World {
     pub trace: Vec<String>,
     /// The daemon dies after so many commands of its next answer.
     pub crash_after: Option<usize>,
+    /// Every worker finds other replicated parameters.
+    pub lie_about_digests: bool,
 }
 
 pub fn job_name() -> JobName {
@@ -158,7 +161,7 @@ impl World {
         let tensor = spec.parallel.tensor;
         let timeouts =
             Timeouts { operation_ms: 1_000, rejoin_hold_ms: 200, start_ms: 5_000, rebuild_ms: 1_000 };
-        timeouts.validate().unwrap();
+        timeouts.validate().expect("the ladder");
         let mut world = Self {
             state: State::new(timeouts),
             timeouts,
@@ -179,6 +182,7 @@ impl World {
             checks: Checks::default(),
             trace: Vec::new(),
             crash_after: None,
+            lie_about_digests: false,
         };
         for n in 0..2 {
             let gpus = (0..tensor).map(|index| GpuReport {

@@ -57,11 +57,10 @@ impl World {
     }
 
     pub(super) fn obey(&mut self, link: Link, order: Command) {
-        let key = match (link, order) {
+        match (link, order) {
             (Link::Agent(node), Command::Spawn { worker, .. }) => {
                 let wait = 10 * self.some_delay();
                 self.at(wait, Happening::ProcessStarts(worker, node));
-                return;
             }
             (Link::Agent(node), Command::Fence { worker, .. }) => {
                 if self.processes.contains_key(&worker) {
@@ -69,15 +68,10 @@ impl World {
                 } else {
                     self.report_exit(&node, &worker, killed());
                 }
-                return;
             }
             (Link::Agent(_), other) => panic!("an agent was sent {other:?}"),
-            (Link::Worker(key), order) => {
-                self.worker_obeys(&key, order);
-                key
-            }
-        };
-        let _ = key;
+            (Link::Worker(key), order) => self.worker_obeys(&key, order),
+        }
     }
 
     fn worker_obeys(&mut self, key: &WorkerKey, order: Command) {
@@ -368,6 +362,10 @@ impl World {
         let peers = layout.members().map(|(_, member)| &member.worker);
         let missing =
             peers.chain(sources).find(|peer| self.processes.get(*peer).is_none_or(|peer| peer.frozen));
+        let digest = match self.lie_about_digests {
+            true => format!("digest of {key}"),
+            false => format!("digest at {}", process.resume_step),
+        };
         let event = match missing {
             Some(peer) => Event::PrepareFailed {
                 job: job_name(),
@@ -382,7 +380,7 @@ impl World {
                 worker: key.clone(),
                 epoch,
                 step: process.resume_step,
-                replicated_digest: format!("digest at {}", process.resume_step),
+                replicated_digest: digest,
                 bytes_received: 0,
             },
         };
