@@ -10,6 +10,10 @@ use reknit_layout::JobSpec;
 use reknitd::store::{Embedded, Snapshot, Store, StoreError};
 use std::path::Path;
 use support::{Daemon, job_names, submit};
+use tokio::sync::Mutex;
+
+/// One test at a time: a child that another test is just starting would hold a copy of the lock for a moment.
+static ALONE: Mutex<()> = Mutex::const_new(());
 
 fn record(name: &str) -> JobRecord {
     JobRecord::new(JobSpec::parse(&support::job_file(name), "job").unwrap())
@@ -35,6 +39,7 @@ fn refusal(dir: &Path) -> (i32, String) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_at_any_time_it_keeps_every_job_it_confirmed() {
+    let _alone = ALONE.lock().await;
     let dir = tempfile::tempdir().unwrap();
     let mut confirmed = Vec::new();
     for round in 0..10 {
@@ -50,6 +55,7 @@ async fn killed_at_any_time_it_keeps_every_job_it_confirmed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_truncated_file_is_refused() {
+    let _alone = ALONE.lock().await;
     let dir = tempfile::tempdir().unwrap();
     filled(dir.path()).await;
     let file = dir.path().join("reknitd.redb");
@@ -64,6 +70,7 @@ async fn a_truncated_file_is_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_newer_file_is_refused() {
+    let _alone = ALONE.lock().await;
     let dir = tempfile::tempdir().unwrap();
     filled(dir.path()).await;
     let database = Database::open(dir.path().join("reknitd.redb")).unwrap();
@@ -80,6 +87,7 @@ async fn a_newer_file_is_refused() {
 /// Damage anywhere is found or does no harm: never a wrong record, never a changed file.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flipped_byte_never_becomes_a_wrong_record() {
+    let _alone = ALONE.lock().await;
     let dir = tempfile::tempdir().unwrap();
     let truth = filled(dir.path()).await;
     let file = dir.path().join("reknitd.redb");
