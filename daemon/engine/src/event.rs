@@ -118,7 +118,7 @@ pub enum Event {
         result: Result<Plan, PlanError>,
     },
 
-    /// An operator's wish. The shell asks `State::refusal` first; here it is only carried out.
+    /// An operator's wish. The shell asks `State::refuse_submit` and its like first; here it is only carried out.
     Submit {
         spec: Box<JobSpec>,
     },

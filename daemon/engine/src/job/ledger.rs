@@ -156,11 +156,11 @@ mod tests {
     }
 
     fn complete(notices: &[Notice]) -> Vec<(u64, u32, u32)> {
-        let steps = notices.iter().filter_map(|notice| match notice {
-            Notice::Step { step, complete: true, samples_missing, samples_repeated, .. } => {
-                Some((step.0, *samples_missing, *samples_repeated))
-            }
-            _ => None,
+        let steps = notices.iter().filter_map(|notice| {
+            let Notice::Step { step, complete, samples_missing, samples_repeated, .. } = notice else {
+                return None;
+            };
+            complete.then_some((step.0, *samples_missing, *samples_repeated))
         });
         steps.collect()
     }
