@@ -1,5 +1,6 @@
 //! The command line as an operator meets it: exit statuses, one-line errors, and nothing left behind.
 
+#![allow(clippy::unwrap_used)] // A failed set-up fails the test.
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io::{BufRead, BufReader};

@@ -60,21 +60,8 @@ impl Summary {
 
     /// The table of faults and the figures under it.
     pub(crate) fn lines(&self, record: &Record) -> Vec<String> {
-        let mut table = Table::new([
-            "FAULT",
-            "AT",
-            "AFTER STEP",
-            "DETECT",
-            "QUIESCE",
-            "FENCE",
-            "PLAN",
-            "RESHARD",
-            "COMMIT",
-            "TOTAL MS",
-            "STEPS LOST",
-            "SAMPLES LOST",
-            "REPEATED",
-        ]);
+        let mut table =
+            Table::new(["MS", "AT", "DETECT", "QUIESCE", "FENCE", "PLAN", "RESHARD", "COMMIT", "TOTAL"]);
         for (summary, fault) in self.faults.iter().zip(&record.faults) {
             let ms = |of: fn(&Phases) -> f64| match &summary.recovery_ms {
                 Some(phases) => format!("{:.1}", of(phases)),
@@ -83,7 +70,6 @@ impl Summary {
             table.row([
                 fault.kind.name().to_owned(),
                 fault.place.clone(),
-                fault.after_step.to_string(),
                 ms(|phases| phases.detect),
                 ms(|phases| phases.quiesce),
                 ms(|phases| phases.fence),
@@ -91,9 +77,6 @@ impl Summary {
                 ms(|phases| phases.reshard),
                 ms(|phases| phases.commit),
                 ms(|phases| phases.total),
-                summary.steps_lost.to_string(),
-                summary.samples_lost.to_string(),
-                summary.samples_repeated.to_string(),
             ]);
         }
         let number = |value: Option<f64>, digits: usize| match value {
@@ -103,6 +86,16 @@ impl Summary {
         let degrees: Vec<_> = self.degrees_seen.iter().map(|degrees| degrees_text(degrees)).collect();
         let mut lines = table.lines();
         lines.push(String::new());
+        for (summary, fault) in self.faults.iter().zip(&record.faults) {
+            lines.push(format!(
+                "cost         {} after step {}: {} step in work run again, {} samples lost, {} repeated",
+                fault.kind.name(),
+                fault.after_step,
+                summary.steps_lost,
+                summary.samples_lost,
+                summary.samples_repeated
+            ));
+        }
         lines.push(format!("degrees      {}", degrees.join(" -> ")));
         lines.push(format!(
             "steps        {}, median {} ms outside recoveries; loss {} -> {}",
@@ -121,7 +114,7 @@ impl Summary {
             Some(parity) => {
                 format!("parity       loss of every step within {parity:.1e} of the run without faults")
             }
-            None => "parity       not compared; --verify runs the same job without faults".to_owned(),
+            None => "parity       not compared".to_owned(),
         });
         lines
     }

@@ -76,10 +76,11 @@ impl View {
     pub(crate) fn moment(&mut self, record: &Record, moment: &Moment) {
         match moment {
             Moment::Step(step) => self.step(record, *step),
+            // The status area shows the phase.
+            Moment::Phase { explanation, .. } if self.rich && explanation.is_empty() => {}
             Moment::Phase { phase, explanation } => {
-                let text =
-                    if explanation.is_empty() { phase.clone() } else { format!("{phase}: {explanation}") };
-                self.say(Line::new().add(Style::Dim, format!("job is {text}")));
+                let colon = if explanation.is_empty() { "" } else { ": " };
+                self.say(Line::new().add(Style::Dim, format!("job is {phase}{colon}{explanation}")));
             }
             Moment::Layout { epoch, degrees, batch, resume_step, bytes_moved } => {
                 self.headline = format!("trains as {} from step {}", degrees_text(degrees), resume_step + 1);
@@ -99,6 +100,8 @@ impl View {
                 let text = self.headline.clone();
                 self.say(Line::new().add(Style::Green, text));
             }
+            // All workers start at once: too much to read.
+            Moment::Worker { .. } if self.rich && record.layouts.is_empty() => {}
             Moment::Worker { place, node, pid, state } => {
                 let place = if place.is_empty() { String::new() } else { format!(" {place}") };
                 self.say(
@@ -130,22 +133,21 @@ impl View {
             FaultKind::GpuLost => "the loss",
         };
         self.headline = format!("recovered from {what} in {:.0} ms", phases.total);
-        let mut line = Line::new().add(Style::Green, format!("{}: ", self.headline));
+        let seen = fault.incident.as_ref().map_or(String::new(), |incident| {
+            format!(" ({}; first seen by {})", incident.signal, incident.first_reporter)
+        });
+        self.say(Line::new().add(Style::Green, format!("{}{seen}", self.headline)));
+        let mut line = Line::new();
         if self.rich {
-            for (cells, style) in phase_cells(&phases, 24) {
+            let width = self.width().saturating_sub(68).clamp(12, 40);
+            for (cells, style) in phase_cells(&phases, width) {
                 line = line.add(style, "█".repeat(cells));
             }
-            line = line.add(Style::Plain, " ");
         }
         for ((name, ms), style) in phases.named().into_iter().zip(PHASE_STYLES) {
-            line = line.add(style, format!("{name} {ms:.1}  "));
+            line = line.add(style, format!(" {name} {ms:.0}"));
         }
         self.say(line);
-        if let Some(incident) = &fault.incident {
-            let (signal, reporter) = (&incident.signal, &incident.first_reporter);
-            let text = format!("recorded as {}: {signal}; first seen by {reporter}", incident.kind);
-            self.say(Line::new().add(Style::Yellow, text));
-        }
     }
 
     /// A line without a time, after the run.
