@@ -121,6 +121,7 @@ impl Agent {
         let keeper = ProbeKeeper {
             library: self.config.nvml_library.clone(),
             interval: self.config.probe_interval,
+            log: self.config.log,
             known: self.load_gpus(),
             news,
         };

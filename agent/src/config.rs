@@ -72,6 +72,16 @@ pub(crate) enum LogFormat {
     Json,
 }
 
+impl LogFormat {
+    /// As the command line writes it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Human => "human",
+            Self::Json => "json",
+        }
+    }
+}
+
 /// A checked configuration.
 #[derive(Debug)]
 pub(crate) struct Config {
@@ -81,6 +91,7 @@ pub(crate) struct Config {
     pub(crate) state_dir: PathBuf,
     pub(crate) probe_interval: Duration,
     pub(crate) keep_workers: bool,
+    pub(crate) log: LogFormat,
     pub(crate) worker: WorkerSpec,
     /// Held for as long as the agent runs, so that no other uses the state folder.
     pub(crate) _lock: fs::File,
@@ -126,6 +137,7 @@ impl RunArguments {
             state_dir: self.state_dir,
             probe_interval: Duration::from_millis(self.probe_interval_ms),
             keep_workers: self.keep_workers,
+            log: self.log,
             worker: WorkerSpec {
                 binary,
                 daemon: self.daemon,

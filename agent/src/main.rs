@@ -15,7 +15,7 @@ mod workers;
 use agent::AgentError;
 use clap::Parser;
 use config::{Arguments, Command, LogFormat, RunArguments};
-use std::io;
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     };
     match (arguments.command, arguments.run) {
         (Some(Command::Probe(arguments)), _) => {
-            start_logging(LogFormat::Human);
+            start_logging(arguments.log);
             probe::run(&arguments)
         }
         (None, Some(arguments)) => run(arguments),
@@ -79,7 +79,10 @@ fn run(arguments: RunArguments) -> ExitCode {
 
 fn start_logging(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(io::stderr);
     match format {
         LogFormat::Human => log.init(),
         LogFormat::Json => log.json().init(),

@@ -5,10 +5,11 @@ mod nvml;
 pub(crate) mod protocol;
 mod watch;
 
+use crate::config::LogFormat;
+use nvml::Found;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use protocol::{Expected, Failure, GpuIdentity, ProbeLine};
-use reknit_layout::GpuId;
 use std::io::{self, BufRead, Write};
 use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
@@ -32,6 +33,8 @@ pub(crate) struct ProbeArguments {
     pub(crate) nvml_library: PathBuf,
     #[arg(long)]
     pub(crate) interval_ms: u64,
+    #[arg(long, value_enum)]
+    pub(crate) log: LogFormat,
 }
 
 /// Writes lines to the supervisor. When it is gone the probe ends.
@@ -60,7 +63,7 @@ pub(crate) fn run(arguments: &ProbeArguments) -> ExitCode {
     };
     // From here on the driver may block any thread but this one, which sees the supervisor go.
     thread::spawn(end_with_the_supervisor);
-    let (nvml, gpus, silent) = match start(&arguments.nvml_library, expected.gpus) {
+    let (nvml, found) = match start(&arguments.nvml_library, expected.gpus) {
         Ok(started) => started,
         Err(error) => {
             speaker.say(&ProbeLine::Failed { reason: failure_of(&error), message: error.to_string() });
@@ -69,17 +72,18 @@ pub(crate) fn run(arguments: &ProbeArguments) -> ExitCode {
     };
     speaker.say(&ProbeLine::Ready {
         driver: nvml.sys_driver_version().unwrap_or_default(),
-        gpus: gpus.clone(),
-        silent,
+        gpus: found.iter().map(|found| found.gpu.clone()).collect(),
+        silent: found.iter().filter(|f| !f.answers).map(|f| f.gpu.uuid.clone()).collect(),
     });
     let interval = Duration::from_millis(arguments.interval_ms);
-    let watches: Vec<Arc<Watch>> =
-        gpus.into_iter().map(|gpu| Arc::new(Watch::new(nvml, gpu, speaker.clone()))).collect();
-    for watch in &watches {
+    let mut watches = Vec::new();
+    for found in found {
+        let watch = Arc::new(Watch::new(nvml, found.gpu, speaker.clone()));
         let (nudge, nudged) = mpsc::sync_channel(1);
         let (sampler, listener) = (watch.clone(), watch.clone());
         thread::spawn(move || sampler.sample(interval, &nudged));
-        thread::spawn(move || listener.listen(&nudge));
+        thread::spawn(move || listener.listen(found.events, &nudge));
+        watches.push(watch);
     }
     loop {
         let busy = watches.iter().filter_map(|watch| watch.busy()).collect();
@@ -102,28 +106,20 @@ fn end_with_the_supervisor() {
     process::exit(0);
 }
 
-/// The GPUs to watch: those that answer now, and those expected whose place no other GPU has taken, which
-/// are named once more as silent.
-fn start(
-    library: &Path,
-    expected: Vec<GpuIdentity>,
-) -> Result<(&'static Nvml, Vec<GpuIdentity>, Vec<GpuId>), NvmlError> {
+/// The GPUs to watch: those that answer now, and those expected whose place no other GPU has taken.
+fn start(library: &Path, expected: Vec<GpuIdentity>) -> Result<(&'static Nvml, Vec<Found>), NvmlError> {
     let nvml = nvml::load(library)?;
-    let mut gpus = nvml::enumerate(nvml, FIRST_ANSWER)?;
-    let mut silent = Vec::new();
+    let mut all = nvml::enumerate(nvml, FIRST_ANSWER)?;
     for old in expected {
-        match gpus.iter_mut().find(|gpu| gpu.pci_bus_id == old.pci_bus_id) {
+        match all.iter_mut().find(|found| found.gpu.pci_bus_id == old.pci_bus_id) {
             // Indices shift when a GPU is missing; the first one seen stays its name.
-            Some(gpu) if gpu.uuid == old.uuid => gpu.index = old.index,
+            Some(found) if found.gpu.uuid == old.uuid => found.gpu.index = old.index,
             Some(_) => {}
-            None => {
-                silent.push(old.uuid.clone());
-                gpus.push(old);
-            }
+            None => all.push(Found { gpu: old, answers: false, events: None }),
         }
     }
-    gpus.sort_by_key(|gpu| gpu.index);
-    Ok((nvml, gpus, silent))
+    all.sort_by_key(|found| found.gpu.index);
+    Ok((nvml, all))
 }
 
 fn failure_of(error: &NvmlError) -> Failure {

@@ -1,5 +1,6 @@
 //! Keeps a probe running: starts it, listens to it, replaces it when it ends or falls silent.
 
+use crate::config::LogFormat;
 use crate::probe::protocol::{Expected, Failure, GpuIdentity, ProbeLine};
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -35,6 +36,7 @@ pub(crate) enum ProbeNews {
 pub(crate) struct ProbeKeeper {
     pub(crate) library: PathBuf,
     pub(crate) interval: Duration,
+    pub(crate) log: LogFormat,
     /// GPUs seen so far.
     pub(crate) known: Vec<GpuIdentity>,
     pub(crate) news: mpsc::Sender<ProbeNews>,
@@ -75,6 +77,8 @@ impl ProbeKeeper {
             .arg(&self.library)
             .arg("--interval-ms")
             .arg(self.interval.as_millis().to_string())
+            .arg("--log")
+            .arg(self.log.name())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             // A terminal's Ctrl-C is for the agent, which stops the probe itself.

@@ -80,3 +80,22 @@ async fn two_agents_do_not_share_a_state_folder() {
     assert!(told.contains("another agent"), "{told}");
     drop(agent);
 }
+
+#[tokio::test]
+async fn a_json_log_is_json_on_every_line() {
+    let (mut daemon, node) = (harness::Daemon::start().await, Node::new(1));
+    let address = format!("http://{}", daemon.address);
+    let mut command = node.command(&address);
+    command.args(["--log", "json"]).stderr(Stdio::piped());
+    let agent = command.spawn().unwrap();
+    let mut session = daemon.session().await;
+    node.xid(0, 79);
+    session.health().await;
+    harness::kill(agent.id(), "TERM");
+    let output = agent.wait_with_output().unwrap();
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert!(log.contains("XID 79"), "{log}");
+    for line in log.lines() {
+        assert!(line.starts_with('{') && line.ends_with('}'), "{line}");
+    }
+}

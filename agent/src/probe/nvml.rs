@@ -31,17 +31,28 @@ pub(super) fn load(path: &Path) -> Result<&'static Nvml, NvmlError> {
     Ok(Box::leak(Box::new(nvml)))
 }
 
+/// A GPU to watch.
+pub(super) struct Found {
+    pub(super) gpu: GpuIdentity,
+    pub(super) answers: bool,
+    /// Open from before the GPU was first named, so that no event after that is missed.
+    pub(super) events: Option<EventSet<'static>>,
+}
+
 /// The GPUs that answer within `limit`. One that does not is left out: it has no name to be reported under.
-pub(super) fn enumerate(nvml: &'static Nvml, limit: Duration) -> Result<Vec<GpuIdentity>, NvmlError> {
+pub(super) fn enumerate(nvml: &'static Nvml, limit: Duration) -> Result<Vec<Found>, NvmlError> {
     let identify = move |index| {
         let device = nvml.device_by_index(index)?;
-        Ok(GpuIdentity {
+        let gpu = GpuIdentity {
             uuid: GpuId(device.uuid()?),
             index,
             pci_bus_id: device.pci_info()?.bus_id,
             name: device.name()?,
             memory_bytes: optional(device.memory_info())?.map_or(0, |memory| memory.total),
-        })
+        };
+        // Where it fails, the GPU's listener tries again and tells.
+        let events = listen(nvml, &device).ok();
+        Ok(Found { gpu, answers: true, events })
     };
     let count = nvml.device_count()?;
     let (answer, answers) = mpsc::channel();

@@ -105,9 +105,8 @@ impl Watch {
     }
 
     /// Posts the GPU's XID errors, and has it read at once when anything happens.
-    pub(super) fn listen(&self, nudge: &SyncSender<()>) {
+    pub(super) fn listen(&self, mut set: Option<EventSet<'static>>, nudge: &SyncSender<()>) {
         let mut retry = RETRY;
-        let mut set: Option<EventSet<'static>> = None;
         loop {
             let was_open = set.is_some();
             let heard = match &set {
