@@ -100,6 +100,7 @@ impl Child {
             .args(["launch", "--parent", &std::process::id().to_string(), "--"])
             .arg(program)
             .args(args)
+            .env("NO_COLOR", "1")
             .envs(env.iter().map(|(key, value)| (key, value)))
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)

@@ -246,13 +246,21 @@ impl Cluster {
         self.daemon.iter_mut().chain(self.nodes.iter_mut().map(|node| &mut node.agent))
     }
 
-    /// The daemon or an agent that has ended, with the end of its log.
+    /// The daemon or an agent that has ended.
     pub(crate) fn death_now(&mut self) -> Option<Failure> {
         self.children_mut().find_map(|child| {
             let status = child.status()?;
-            let log = tail(child.log(), 3).join(" | ");
-            Some(Failure::Failed(format!("{} ended unexpectedly ({status}): {log}", child.name())))
+            Some(Failure::Failed(format!("{} ended unexpectedly ({status})", child.name())))
         })
+    }
+
+    /// The last `count` lines that the daemon and each agent wrote.
+    pub(crate) fn last_words(&self, count: usize) -> Vec<String> {
+        let of = |child: &Child| {
+            let lines = tail(child.log(), count).into_iter();
+            lines.map(|line| format!("{}: {line}", child.name())).collect::<Vec<_>>()
+        };
+        self.children().flat_map(of).collect()
     }
 
     /// Waits until the daemon or an agent has ended.

@@ -113,6 +113,11 @@ async fn one_run(
         result = train::run(&mut cluster, spec, script, view) => result,
         failure = interrupts.next() => Err(failure),
     };
+    if let Err(Failure::Failed(_)) = &result {
+        for line in cluster.last_words(5) {
+            view.note(&line);
+        }
+    }
     let hurried = tokio::select! {
         () = cluster.stop() => false,
         _ = interrupts.next() => true,

@@ -13,12 +13,14 @@ use reknit_proto::v1::{
 };
 use rustix::process::Signal;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 use tonic::Streaming;
 
 /// Far more than any step or recovery takes.
 const STALL_LIMIT: Duration = Duration::from_secs(60);
 const KILL_LIMIT: Duration = Duration::from_secs(5);
+/// From the end of a connection to the end of the process that held it.
+const DEATH_LIMIT: Duration = Duration::from_secs(1);
 const REDRAW: Duration = Duration::from_millis(100);
 /// After the last step the accounting of its samples is still to come.
 const CLOSING_LIMIT: Duration = Duration::from_secs(5);
@@ -108,6 +110,8 @@ impl Run<'_> {
                 Wake::Stalled if closing => return self.finish().await,
                 Wake::Stalled => return Err(self.stalled()),
                 Wake::EventsEnded(why) => {
+                    // A daemon that died is seen here first, and says more about itself.
+                    let _ = timeout(DEATH_LIMIT, self.cluster.death()).await;
                     let death = self.cluster.death_now();
                     return Err(
                         death.unwrap_or_else(|| Failure::Failed(format!("the daemon's events ended: {why}")))
