@@ -159,7 +159,15 @@ async fn a_write_from_an_old_leader_is_refused_by_etcd_itself() {
     record.explanation = "from the new leader".to_owned();
     new.put_job(&record).await.unwrap();
     new.put_job(&record).await.unwrap();
-    assert_eq!(new.load().await.unwrap().jobs, [record]);
+    assert_eq!(new.load().await.unwrap().jobs, [record.clone()]);
+
+    // More than gRPC's usual limit of 4 MiB for one message.
+    record.explanation = "x".repeat(1 << 20);
+    for number in 0..6 {
+        record.name.0 = format!("large{number}");
+        new.put_job(&record).await.unwrap();
+    }
+    assert_eq!(new.load().await.unwrap().jobs.len(), 7);
 }
 
 #[tokio::test(flavor = "multi_thread")]

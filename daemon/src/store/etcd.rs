@@ -5,7 +5,8 @@ mod lease;
 use super::{FORMAT, Snapshot, Store, StoreError, decode, encode};
 use async_trait::async_trait;
 use etcd_client::{
-    Client, Compare, CompareOp, ConnectOptions, GetOptions, KeyValue, Txn, TxnOp, TxnOpResponse, TxnResponse,
+    Client, Compare, CompareOp, ConnectOptions, GetOptions, KeyValue, KvClient, LeaseClient, Txn, TxnOp,
+    TxnOpResponse, TxnResponse,
 };
 use lease::{Validity, keep_lease};
 use reknit_engine::{Incident, JobRecord};
@@ -30,7 +31,7 @@ pub struct Etcd {
     leader: Leadership,
     validity: watch::Receiver<Validity>,
     lease_time: Duration,
-    keeper: JoinHandle<()>,
+    keeper: Keeper,
     kept: Mutex<Kept>,
 }
 
@@ -41,9 +42,10 @@ struct Leadership {
     revision: i64,
 }
 
-/// The client and the revision of each key as last seen. One lock: writes go one after the other.
+/// The clients and the revision of each key as last seen. One lock: writes go one after the other.
 struct Kept {
-    client: Client,
+    client: KvClient,
+    leases: LeaseClient,
     revisions: BTreeMap<String, i64>,
 }
 
@@ -71,7 +73,8 @@ impl Etcd {
         let granted = Instant::now();
         let lease = client.lease_grant(lease_time.as_secs() as i64, None).await.map_err(unreachable)?.id();
         let (told, validity) = watch::channel(Validity::Valid);
-        let keeper = tokio::spawn(keep_lease(client.lease_client(), lease, lease_time, granted, told));
+        let keeping = keep_lease(client.lease_client(), lease, lease_time, granted, told);
+        let keeper = Keeper(tokio::spawn(keeping));
         // A campaign lasts as long as the other daemon leads: no deadline but the lease's own.
         let candidate = Client::connect(endpoints, Some(patient)).await.map_err(unreachable)?;
         let leader = tokio::select! {
@@ -85,7 +88,12 @@ impl Etcd {
             validity,
             lease_time,
             keeper,
-            kept: Mutex::new(Kept { client, revisions: BTreeMap::new() }),
+            kept: Mutex::new(Kept {
+                // Everything is read at once at the start.
+                client: client.kv_client().max_decoding_message_size(usize::MAX),
+                leases: client.lease_client(),
+                revisions: BTreeMap::new(),
+            }),
         };
         Ok(store)
     }
@@ -115,7 +123,7 @@ impl Etcd {
     /// Tries until the deadline. A try whose answer was lost may have been carried out: [`Self::explain`] sees that.
     async fn commit(
         &self,
-        client: &mut Client,
+        client: &mut KvClient,
         transaction: Txn,
         deadline: Instant,
     ) -> Result<TxnResponse, StoreError> {
@@ -211,17 +219,21 @@ impl Store for Etcd {
     }
 
     async fn release(&self) {
-        self.keeper.abort();
-        let mut client = self.kept.lock().await.client.clone();
-        if let Err(error) = client.lease_revoke(self.leader.lease).await {
+        self.keeper.0.abort();
+        let mut kept = self.kept.lock().await;
+        if let Err(error) = kept.leases.revoke(self.leader.lease).await {
             tracing::warn!(place = self.place, %error, "the lease was not given back; it ends by itself");
         }
     }
 }
 
-impl Drop for Etcd {
+/// Keeps the lease until it is dropped.
+#[derive(Debug)]
+struct Keeper(JoinHandle<()>);
+
+impl Drop for Keeper {
     fn drop(&mut self) {
-        self.keeper.abort();
+        self.0.abort();
     }
 }
 
