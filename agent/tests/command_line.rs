@@ -5,6 +5,7 @@
 mod harness;
 
 use harness::Node;
+use std::io::Read;
 use std::process::{Command, Stdio};
 
 fn run(command: &mut Command) -> (Option<i32>, String) {
@@ -87,13 +88,14 @@ async fn a_json_log_is_json_on_every_line() {
     let address = format!("http://{}", daemon.address);
     let mut command = node.command(&address);
     command.args(["--log", "json"]).stderr(Stdio::piped());
-    let agent = command.spawn().unwrap();
+    let mut agent = harness::RunningAgent(command.spawn().unwrap());
     let mut session = daemon.session().await;
     node.xid(0, 79);
     session.health().await;
-    harness::kill(agent.id(), "TERM");
-    let output = agent.wait_with_output().unwrap();
-    let log = String::from_utf8(output.stderr).unwrap();
+    agent.terminate();
+    assert_eq!(agent.exit_code(harness::PATIENCE), Some(0));
+    let mut log = String::new();
+    agent.0.stderr.take().unwrap().read_to_string(&mut log).unwrap();
     assert!(log.contains("XID 79"), "{log}");
     for line in log.lines() {
         assert!(line.starts_with('{') && line.ends_with('}'), "{line}");

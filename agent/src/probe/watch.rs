@@ -67,11 +67,15 @@ impl Watch {
             if blind >= BLIND_READS {
                 process::exit(EX_UNAVAILABLE);
             }
-            let pause = if gone == 1 { SECOND_LOOK } else { interval };
-            match nudged.recv_timeout(pause) {
+            if gone == 1 {
+                // Not cut short by a nudge: two looks at the same moment are one.
+                thread::sleep(SECOND_LOOK);
+                continue;
+            }
+            match nudged.recv_timeout(interval) {
                 Ok(()) | Err(RecvTimeoutError::Timeout) => {}
                 // The listener never ends before the process does.
-                Err(RecvTimeoutError::Disconnected) => thread::sleep(pause),
+                Err(RecvTimeoutError::Disconnected) => thread::sleep(interval),
             }
         }
     }
