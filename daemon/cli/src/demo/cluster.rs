@@ -24,7 +24,7 @@ const DAEMON_STOP_LIMIT: Duration = Duration::from_secs(5);
 const WORKER_STOP_LIMIT: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(10);
 /// How long a GPU waits before it rejoins: some steps of the demo's job, so that one sees it train reduced.
-const REJOIN_HOLD_MS: u64 = 2_000;
+const REJOIN_HOLD_MS: u64 = 1_500;
 
 /// The programs that make up a cluster, all from one build.
 #[derive(Debug)]
