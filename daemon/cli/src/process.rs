@@ -96,7 +96,14 @@ impl Child {
         log: &Path,
     ) -> io::Result<Self> {
         let output = File::create(log)?;
-        let child = Command::new(std::env::current_exe()?)
+        let mut command = Command::new(std::env::current_exe()?);
+        // What configures the user's own daemon and agents is not meant for this one.
+        for (key, _) in std::env::vars_os() {
+            if key.as_encoded_bytes().starts_with(b"REKNIT") {
+                command.env_remove(key);
+            }
+        }
+        let child = command
             .args(["launch", "--parent", &std::process::id().to_string(), "--"])
             .arg(program)
             .args(args)

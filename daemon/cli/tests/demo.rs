@@ -10,7 +10,9 @@ use std::process::{Command, Stdio};
 /// `reknit demo` whose temporary folder lies under `dir`.
 fn demo(dir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_reknit"));
-    command.args(["demo", "--steps", "80"]).env("TMPDIR", dir).env_remove("REKNIT_DAEMON");
+    command.args(["demo", "--steps", "80"]).env("TMPDIR", dir);
+    // What the user has set for a real cluster must not reach the demo's.
+    command.env("REKNIT_DAEMON", "http://192.0.2.1:1").env("REKNIT_NODE", "elsewhere");
     command
 }
 
