@@ -14,7 +14,7 @@ help: ## Say what each command does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Install what the build needs and is not there yet
-	@scripts/setup.sh
+	@.ci/setup
 
 build: setup ## Build all programs, optimised
 	$(CARGO) build --release --locked $(PROGRAMS)
@@ -24,7 +24,7 @@ demo: build ## Watch a job lose two GPUs and take them back; ARGS="--verify --pl
 
 test: setup ## Check format, lints, purity and documents, then run every test
 	$(CARGO) fmt --all --check
-	scripts/check-purity.sh
+	.ci/check-purity
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	$(CARGO) build --workspace --locked
@@ -34,5 +34,5 @@ fmt: ## Format the sources
 	$(CARGO) fmt --all
 
 lint: setup ## Check lints and purity only
-	scripts/check-purity.sh
+	.ci/check-purity
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings

@@ -4,8 +4,7 @@ use prost::Message;
 use std::path::PathBuf;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files =
-        ["common", "admin", "agent", "worker"].map(|name| format!("reknit/v1/{name}.proto"));
+    let files = ["common", "admin", "agent", "worker"].map(|name| format!("reknit/v1/{name}.proto"));
     for file in &files {
         println!("cargo:rerun-if-changed={file}");
     }

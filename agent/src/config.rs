@@ -2,7 +2,8 @@
 
 use crate::probe::ProbeArguments;
 use crate::workers::{LogTo, WorkerSpec};
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -26,7 +27,7 @@ pub(crate) enum Command {
     Probe(ProbeArguments),
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Args)]
 pub(crate) struct RunArguments {
     /// The daemon's address, such as http://127.0.0.1:7400.
     #[arg(long, env = "REKNIT_DAEMON")]
@@ -43,9 +44,6 @@ pub(crate) struct RunArguments {
     /// The worker program. By default reknit-worker beside this program.
     #[arg(long, env = "REKNIT_WORKER_BINARY")]
     worker_binary: Option<PathBuf>,
-    /// CPU threads for each worker, given to it as REKNIT_WORKER_THREADS.
-    #[arg(long, env = "REKNIT_THREADS_PER_WORKER", value_parser = clap::value_parser!(u32).range(1..))]
-    threads_per_worker: Option<u32>,
     /// Where workers write: files in the state folder's `logs`, or the agent's own output.
     #[arg(long, env = "REKNIT_WORKER_LOGS", value_enum, default_value = "files")]
     worker_logs: WorkerLogs,
@@ -113,6 +111,12 @@ pub(crate) enum ConfigError {
 }
 
 impl RunArguments {
+    /// The variables that stand for arguments. They are the agent's own, and would confuse its probe.
+    pub(crate) fn variables() -> Vec<OsString> {
+        let command = Self::augment_args(clap::Command::new("reknit-agent"));
+        command.get_arguments().filter_map(|argument| argument.get_env()).map(OsString::from).collect()
+    }
+
     pub(crate) fn check(self) -> Result<Config, ConfigError> {
         let endpoint = Endpoint::from_shared(self.daemon.clone()).ok();
         let daemon = endpoint
@@ -142,7 +146,6 @@ impl RunArguments {
                 binary,
                 daemon: self.daemon,
                 node: self.node.clone(),
-                threads: self.threads_per_worker,
                 logs: match self.worker_logs {
                     WorkerLogs::Files => LogTo::Folder(logs),
                     WorkerLogs::Inherit => LogTo::Inherit,

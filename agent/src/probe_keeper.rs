@@ -1,6 +1,6 @@
 //! Keeps a probe running: starts it, listens to it, replaces it when it ends or falls silent.
 
-use crate::config::LogFormat;
+use crate::config::{LogFormat, RunArguments};
 use crate::probe::protocol::{Expected, Failure, GpuIdentity, ProbeLine};
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -71,7 +71,11 @@ impl ProbeKeeper {
     }
 
     async fn start(&self) -> std::io::Result<(Child, Lines<BufReader<ChildStdout>>)> {
-        let mut child = Command::new(std::env::current_exe()?)
+        let mut command = Command::new(std::env::current_exe()?);
+        RunArguments::variables().iter().for_each(|variable| {
+            command.env_remove(variable);
+        });
+        let mut child = command
             .arg("probe")
             .arg("--nvml-library")
             .arg(&self.library)

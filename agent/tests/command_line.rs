@@ -34,7 +34,6 @@ fn bad_configuration_exits_64_with_one_line() {
     refused(&mut node.command("not an address"), "not an address");
     refused(&mut node.command("127.0.0.1:7400"), "127.0.0.1:7400");
     refused(node.command(good).args(["--colour", "red"]), "--colour");
-    refused(node.command(good).args(["--threads-per-worker", "0"]), "threads-per-worker");
     refused(node.command(good).args(["--log", "loud"]), "loud");
     let somewhere = |flag: &str, path: &str| {
         let mut command = bare();

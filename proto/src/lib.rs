@@ -1,12 +1,7 @@
 //! The wire protocol, generated from `proto/reknit/v1`.
 
 /// Package `reknit.v1`.
-#[allow(
-    missing_debug_implementations,
-    clippy::all,
-    unused_qualifications,
-    unreachable_pub
-)]
+#[allow(missing_debug_implementations, clippy::all, unused_qualifications, unreachable_pub)]
 pub mod v1 {
     tonic::include_proto!("reknit.v1");
 }

@@ -29,7 +29,6 @@ pub(crate) struct WorkerSpec {
     pub(crate) binary: PathBuf,
     pub(crate) daemon: String,
     pub(crate) node: String,
-    pub(crate) threads: Option<u32>,
     pub(crate) logs: LogTo,
 }
 
@@ -54,9 +53,6 @@ impl Process {
             .env("CUDA_VISIBLE_DEVICES", &worker.key.gpu.0)
             .stdin(Stdio::null())
             .process_group(0);
-        if let Some(threads) = spec.threads {
-            command.env("REKNIT_WORKER_THREADS", threads.to_string());
-        }
         if let LogTo::Folder(folder) = &spec.logs {
             let log = File::create(folder.join(log_name(worker, index)))?;
             command.stdout(log.try_clone()?).stderr(log);

@@ -217,7 +217,8 @@ impl Node {
     pub(crate) fn command(&self, daemon: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_reknit-agent"));
         command
-            .args(["--daemon", daemon, "--node", "n0"])
+            .env("REKNIT_DAEMON", daemon)
+            .args(["--node", "n0"])
             .arg("--nvml-library")
             .arg(library())
             .arg("--state-dir")
