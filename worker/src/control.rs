@@ -155,6 +155,10 @@ impl<T: Real + Element> Control<'_, T> {
             warn!(%epoch, current = %self.rank.epoch(), "asked to prepare an old epoch; ignored");
             return Ok(());
         }
+        if self.rank.ready_epoch() == Some(epoch) {
+            // Sent again to a new session; the state in its Hello said that all is ready.
+            return Ok(());
+        }
         self.rank.leave_epoch();
         let rolled = self.rank.roll_forward(prepare);
         self.enter(Phase::Preparing);

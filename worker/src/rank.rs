@@ -177,6 +177,11 @@ impl<T: Real + Element> Rank<T> {
         self.epoch
     }
 
+    /// The epoch for which everything is prepared.
+    pub fn ready_epoch(&self) -> Option<Epoch> {
+        self.next.as_ref().map(|next| next.epoch)
+    }
+
     pub fn committed(&self) -> Step {
         self.committed
     }
@@ -204,7 +209,7 @@ impl<T: Real + Element> Rank<T> {
         WorkerState {
             phase,
             epoch: self.epoch,
-            ready_epoch: self.next.as_ref().map_or(Epoch(0), |next| next.epoch),
+            ready_epoch: self.ready_epoch().unwrap_or_default(),
             holding: Holding { step: self.committed, units },
             prepared: prepared.map_or(self.committed, |attempt| attempt.step),
             attempted,

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 /// `reknit demo` whose temporary folder lies under `dir`.
 fn demo(dir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_reknit"));
-    command.args(["demo", "--steps", "80"]).env("TMPDIR", dir);
+    command.args(["demo", "--steps", "40"]).env("TMPDIR", dir);
     // What the user has set for a real cluster must not reach the demo's.
     command.env("REKNIT_DAEMON", "http://192.0.2.1:1").env("REKNIT_NODE", "elsewhere");
     command
@@ -56,7 +56,7 @@ fn two_faults_heal_and_nothing_is_lost() {
     }
     let degrees = serde_json::json!([[4, 4], [4, 3], [4, 4], [3, 4], [4, 4]]);
     assert_eq!(summary["degrees_seen"], degrees);
-    assert_eq!((&summary["steps"], &summary["checkpoint_loads"]), (&80.into(), &0.into()));
+    assert_eq!((&summary["steps"], &summary["checkpoint_loads"]), (&40.into(), &0.into()));
     assert!(summary["loss_last"].as_f64().unwrap() < summary["loss_first"].as_f64().unwrap());
     nothing_is_left(dir.path());
 }

@@ -313,5 +313,5 @@ impl<T: Real + Element> Crew<T> {
 
 /// The error of a run that should have failed.
 pub(crate) fn refused(result: Result<Plan, String>) -> String {
-    result.err().expect("it must fail")
+    result.expect_err("it must fail")
 }

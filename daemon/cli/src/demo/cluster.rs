@@ -23,8 +23,6 @@ const AGENT_STOP_LIMIT: Duration = Duration::from_secs(10);
 const DAEMON_STOP_LIMIT: Duration = Duration::from_secs(5);
 const WORKER_STOP_LIMIT: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(10);
-/// How long a GPU waits before it rejoins: some steps of the demo's job, so that one sees it train reduced.
-const REJOIN_HOLD_MS: u64 = 1_500;
 
 /// The programs that make up a cluster, all from one build.
 #[derive(Debug)]
@@ -64,6 +62,8 @@ impl Programs {
 #[derive(Debug)]
 pub(crate) struct Cluster {
     programs: Programs,
+    /// How long a GPU waits before it rejoins.
+    rejoin_hold: Duration,
     dir: TempDir,
     daemon: Option<Child>,
     nodes: Vec<Node>,
@@ -82,10 +82,18 @@ struct Node {
 
 impl Cluster {
     /// Nothing runs yet.
-    pub(crate) fn new(programs: Programs) -> Result<Self, Failure> {
+    pub(crate) fn new(programs: Programs, rejoin_hold: Duration) -> Result<Self, Failure> {
         let dir = tempfile::Builder::new().prefix("reknit-demo-").tempdir();
         let dir = dir.map_err(Failure::failed("no temporary folder could be made"))?;
-        Ok(Self { programs, dir, daemon: None, nodes: Vec::new(), admin: None, workers: BTreeMap::new() })
+        Ok(Self {
+            programs,
+            rejoin_hold,
+            dir,
+            daemon: None,
+            nodes: Vec::new(),
+            admin: None,
+            workers: BTreeMap::new(),
+        })
     }
 
     /// Starts everything and waits until all GPUs are reported. After an error some of it runs: stop it.
@@ -122,7 +130,7 @@ impl Cluster {
             "--ready-file".into(),
             ready.clone().into(),
             "--rejoin-hold-ms".into(),
-            REJOIN_HOLD_MS.to_string().into(),
+            self.rejoin_hold.as_millis().to_string().into(),
             "--log".into(),
             "human".into(),
         ];

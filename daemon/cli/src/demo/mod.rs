@@ -108,7 +108,7 @@ async fn one_run(
     interrupts: &mut Interrupts,
     view: &mut View,
 ) -> Result<Record, Failure> {
-    let mut cluster = Cluster::new(Programs::find()?)?;
+    let mut cluster = Cluster::new(Programs::find()?, Script::rejoin_hold(spec.run.steps))?;
     let result = tokio::select! {
         result = train::run(&mut cluster, spec, script, view) => result,
         failure = interrupts.next() => Err(failure),

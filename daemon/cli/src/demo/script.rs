@@ -1,6 +1,7 @@
 //! Which fault comes when. Positions are committed steps, so the same run has the same faults.
 
 use reknit_layout::Place;
+use std::time::Duration;
 
 /// What the demo does to the cluster next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,18 +46,24 @@ enum Stage {
 
 impl Script {
     /// With fewer steps the run could end before everything has healed.
-    pub(crate) const LEAST_STEPS: u64 = 80;
+    pub(crate) const LEAST_STEPS: u64 = 40;
 
     pub(crate) const KILLED: Place = Place::new(1, 0, 2);
     pub(crate) const LOST: Place = Place::new(0, 0, 1);
 
     pub(crate) fn new(steps: u64) -> Self {
         Self {
-            kill_at: steps / 4,
-            lose_at: steps / 2,
+            kill_at: steps / 5,
+            lose_at: steps * 2 / 5,
             reduced_steps: (steps / 12).min(10),
             stage: Stage::BeforeKill,
         }
+    }
+
+    /// How long a GPU waits before it rejoins. A twelfth of the run at the usual speed of ten steps a second: long
+    /// enough to see the job train reduced, short enough for everything to heal.
+    pub(crate) fn rejoin_hold(steps: u64) -> Duration {
+        Duration::from_millis((steps * 100 / 12).clamp(300, 1_500))
     }
 
     /// To be asked after every event until it answers `None`.
@@ -123,11 +130,11 @@ mod tests {
     #[test]
     fn each_fault_waits_for_the_one_before_to_heal() {
         let mut script = Script::new(120);
-        assert_eq!(script.next(at(29, true)), None);
-        assert_eq!(script.next(at(30, true)), Some(Action::KillWorker(Script::KILLED)));
-        assert_eq!(script.next(at(31, true)), None, "the loss is not yet seen in the layout");
-        assert_eq!(script.next(at(31, false)), None);
-        assert_eq!(script.next(at(60, false)), None, "half is reached, but the group is reduced");
+        assert_eq!(script.next(at(23, true)), None);
+        assert_eq!(script.next(at(24, true)), Some(Action::KillWorker(Script::KILLED)));
+        assert_eq!(script.next(at(25, true)), None, "the loss is not yet seen in the layout");
+        assert_eq!(script.next(at(25, false)), None);
+        assert_eq!(script.next(at(60, false)), None, "it is time, but the group is reduced");
         assert_eq!(script.next(at(62, true)), Some(Action::LoseGpu(Script::LOST)));
         assert_eq!(script.next(at(62, true)), None);
         assert_eq!(script.next(at(63, false)), None);
