@@ -87,11 +87,11 @@ pub struct Done {
 #[derive(Debug, thiserror::Error)]
 pub enum RankError {
     #[error(transparent)]
-    Plane(CommError),
+    Plane(Box<CommError>),
     #[error(transparent)]
     Corpus(#[from] CorpusError),
     #[error(transparent)]
-    Reshard(ReshardError),
+    Reshard(Box<ReshardError>),
     #[error("the new shard: {0}")]
     Rebuild(#[from] RebuildError),
     #[error("the sum of gradients: {0}")]
@@ -104,14 +104,14 @@ pub enum RankError {
 
 impl From<CommError> for RankError {
     fn from(error: CommError) -> Self {
-        Self::Plane(error)
+        Self::Plane(Box::new(error))
     }
 }
 
 impl From<ExchangeError> for RankError {
     fn from(error: ExchangeError) -> Self {
         match error {
-            ExchangeError::Plane(error) => Self::Plane(error),
+            ExchangeError::Plane(error) => error.into(),
             ExchangeError::Shard(error) => Self::Shard(error),
         }
     }
@@ -121,7 +121,7 @@ impl From<StepError<CommError>> for RankError {
     fn from(error: StepError<CommError>) -> Self {
         match error {
             StepError::Batch(error) => Self::Batch(error),
-            StepError::Parallel(error) => Self::Plane(error),
+            StepError::Parallel(error) => error.into(),
         }
     }
 }
@@ -129,10 +129,10 @@ impl From<StepError<CommError>> for RankError {
 impl From<ReshardError> for RankError {
     fn from(error: ReshardError) -> Self {
         match error {
-            ReshardError::Plane(error) => Self::Plane(error),
+            ReshardError::Plane(error) => error.into(),
             ReshardError::NotHeld { .. }
             | ReshardError::NothingHeld { .. }
-            | ReshardError::Damaged { .. } => Self::Reshard(error),
+            | ReshardError::Damaged { .. } => Self::Reshard(Box::new(error)),
         }
     }
 }
