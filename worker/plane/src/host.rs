@@ -119,7 +119,7 @@ impl Plane for HostPlane {
         }
         let until = Instant::now() + spec.deadline.min(LONGEST_JOIN);
         let io = |error: HostError| PlaneError::Io { group: spec.name.clone(), detail: error.to_string() };
-        let bell = lobby::bell().map_err(io)?;
+        let bell = engine::bell().map_err(io)?;
         let desk = self.lobby.open(&key, bell).map_err(|why| join::no_desk(&spec, why))?;
         let links = Join::new(&spec, &key, until).run(&desk)?;
         let shared = Shared::new(&self.mailbox, &spec.name, spec.rank, size, spec.epoch);

@@ -4,9 +4,9 @@
 
 use reknit_plane::{Endpoint, Group, GroupSpec, HostPlane, Op, Plane, PlaneError, Ticket};
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::thread;
 use std::time::Duration;
 
@@ -146,6 +146,33 @@ fn a_stranger_that_says_half_a_hello_is_hung_up_on() {
     unix.set_read_timeout(Some(PATIENCE)).unwrap();
     unix.write_all(b"rek").unwrap();
     assert!(matches!(unix.read(&mut [0; 16]), Ok(0)));
+}
+
+/// As when more connections come at once than a plane keeps.
+#[test]
+fn who_is_hung_up_on_before_an_answer_calls_again() {
+    let (zero, one) = (plane(), plane());
+    let unix = format!("{}-between", zero.endpoint().unix);
+    let between = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&unix).unwrap()).unwrap();
+    let members = [Endpoint { unix, ..zero.endpoint() }, one.endpoint()];
+    let barrier = |plane: &HostPlane, rank| {
+        let mut group = plane.join(spec(&members, rank)).unwrap();
+        group.submit(Op::Barrier, PATIENCE).wait().unwrap();
+        group.retire();
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| barrier(&zero, 0));
+        scope.spawn(|| barrier(&one, 1));
+        drop(between.accept().unwrap());
+        let (near, far) = (between.accept().unwrap().0, dial_unix(&zero.endpoint()));
+        let back = (far.try_clone().unwrap(), near.try_clone().unwrap());
+        let pass = |mut from: UnixStream, mut to: UnixStream| {
+            let _cut_off = std::io::copy(&mut from, &mut to);
+            let _closed_already = to.shutdown(Shutdown::Write);
+        };
+        scope.spawn(move || pass(near, far));
+        pass(back.0, back.1);
+    });
 }
 
 #[test]

@@ -50,9 +50,7 @@ pub(super) struct Mailbox {
 
 impl Mailbox {
     pub(super) fn new() -> Result<Mailbox, HostError> {
-        let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
-            .map_err(|errno| HostError::system("create an event descriptor", errno))?;
-        Ok(Mailbox { commands: Mutex::new(Some(Vec::new())), wake, ids: AtomicU64::new(0) })
+        Ok(Mailbox { commands: Mutex::new(Some(Vec::new())), wake: bell()?, ids: AtomicU64::new(0) })
     }
 
     pub(super) fn next_id(&self) -> u64 {
@@ -86,6 +84,12 @@ impl Mailbox {
     fn close(&self) -> Vec<Command> {
         lock(&self.commands).take().unwrap_or_default()
     }
+}
+
+/// A descriptor that is readable once it was rung.
+pub(super) fn bell() -> Result<OwnedFd, HostError> {
+    eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
+        .map_err(|errno| HostError::system("create an event descriptor", errno))
 }
 
 /// Fails only when the counter is full, and then the reader is awake anyway.

@@ -277,6 +277,8 @@ impl<'a> Join<'a> {
                     }
                 };
                 match candidate.hear(wanted) {
+                    // Its lobby may have been too full; if it is gone, the next call is refused.
+                    Heard::End if candidate.heard.is_empty() => Ok(Progress::Again(peer)),
                     Heard::End => Err(self.lost(peer, "it closed the connection during the handshake")),
                     Heard::Wait => Ok(Progress::Wait(candidate)),
                     Heard::Some if wanted == 1 => self.advance(candidate),

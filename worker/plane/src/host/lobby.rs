@@ -3,10 +3,10 @@
 //! What strangers can do is bounded: the number of connections, the bytes and the time each may take.
 
 use super::HostError;
-use super::engine::{ring, timespec};
+use super::engine::{bell, ring, timespec};
 use super::handshake::{Hello, Key, PREFIX, Refusal};
 use super::work::lock;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::collections::{HashMap, VecDeque};
@@ -225,11 +225,6 @@ impl Lobby {
             lock(&self.desks).expire(now);
         }
     }
-}
-
-pub(super) fn bell() -> Result<OwnedFd, HostError> {
-    eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
-        .map_err(|errno| HostError::system("create an event descriptor", errno))
 }
 
 fn accept_all(listener: impl AsFd, strangers: &mut VecDeque<Stranger>, now: Instant) -> Result<(), Errno> {
