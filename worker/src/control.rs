@@ -1,6 +1,6 @@
 //! The worker's own state machine: carries out the daemon's orders with a [`Rank`], on the training thread.
 
-use crate::messages::{Order, Phase, Prepare, Report, Timeouts};
+use crate::messages::{Order, Phase, Prepare, Report, Timeouts, WorkerState};
 use crate::rank::{Rank, RankError, Setting};
 use crate::session::Outbox;
 use crate::status::Status;
@@ -161,7 +161,9 @@ impl<T: Real + Element> Control<'_, T> {
         }
         self.rank.leave_epoch();
         let rolled = self.rank.roll_forward(prepare);
-        self.enter(Phase::Preparing);
+        self.phase = Phase::Preparing;
+        // The rank knows the epoch to come only once all is prepared; who wants to end this must name it before.
+        self.desk.status.set_state(WorkerState { ready_epoch: epoch, ..self.rank.state(Phase::Preparing) });
         let outcome = match rolled {
             Ok(committed) => {
                 if let Some(committed) = committed {
@@ -182,6 +184,8 @@ impl<T: Real + Element> Control<'_, T> {
                     bytes_received: prepared.bytes_received,
                 });
             }
+            // Another try would find the same files.
+            Err(error @ RankError::Corpus(_)) => return Err(error),
             Err(error) => {
                 warn!(%epoch, %error, "cannot prepare");
                 let peer = error.plane().and_then(|error| error.peer.clone());
@@ -196,7 +200,7 @@ impl<T: Real + Element> Control<'_, T> {
         let epoch = self.rank.epoch();
         match self.rank.train_step(self.desk.status.pause_asked(epoch)) {
             Ok(done) => {
-                self.desk.status.set_committed(done.committed.step);
+                self.desk.status.set_committed(done.committed.step, done.committed.vote);
                 self.desk.outbox.push(Report::Committed(done.committed));
                 self.complete_if_finished();
                 if done.pause && self.phase == Phase::Training {

@@ -1,6 +1,6 @@
 //! What the training thread shows to the session's thread.
 
-use crate::messages::{Phase, WorkerState};
+use crate::messages::{Phase, StepVote, WorkerState};
 use reknit_layout::{Epoch, Holding, Step};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -52,10 +52,27 @@ impl Status {
     }
 
     /// A step was committed while training: cheaper than a whole new state.
-    pub fn set_committed(&self, step: Step) {
+    pub fn set_committed(&self, step: Step, vote: StepVote) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.holding.step = step;
         state.prepared = step;
         state.attempted = step;
+        state.vote = Some(vote);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_committed_step_comes_with_its_own_vote() {
+        let status = Status::default();
+        let vote = |loss| StepVote { grad_norm_squared: 2.0, loss };
+        status.set_state(WorkerState { phase: Phase::Training, vote: Some(vote(3.0)), ..status.state() });
+        status.set_committed(Step(7), vote(1.5));
+        let state = status.state();
+        assert_eq!((state.holding.step, state.prepared, state.attempted), (Step(7), Step(7), Step(7)));
+        assert_eq!(state.vote, Some(vote(1.5)), "others may roll forward with it");
     }
 }

@@ -5,10 +5,16 @@
 mod crew;
 
 use crew::fault::{Fault, How};
-use crew::{Crew, job, refused};
-use reknit_layout::Place;
+use crew::{Crew, TIMEOUTS, job, refused};
+use reknit_layout::{Epoch, Place, Step};
 use reknit_model::Real;
-use reknit_plane::Element;
+use reknit_plane::{AbortReason, Element};
+use reknit_worker::abort::Aborts;
+use reknit_worker::control::{self, Desk};
+use reknit_worker::messages::{Order, Phase};
+use std::io::Write;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 const LOST: Place = Place::new(1, 0, 2);
 
@@ -181,4 +187,97 @@ fn units_that_lost_both_holders_are_named_and_nothing_is_guessed() {
     let why = refused(crew.reform(false));
     assert!(why.contains("attn/0 units 6-8"), "{why}");
     assert_eq!(crew.committed.0, 2);
+}
+
+#[test]
+fn a_worker_that_finds_other_files_takes_no_part() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut crew = Crew::<f64>::start(job(dir.path(), "f64", 2, 2, 8));
+    let lost = Place::new(1, 0, 1);
+    assert!(crew.train_to(2));
+    crew.arm(lost, in_forward(3));
+    assert!(!crew.train_to(8));
+    crew.bury(lost);
+    crew.reform(false).unwrap();
+    assert!(crew.train_to(4));
+
+    let text = std::fs::File::options().append(true).open(dir.path().join("text.txt"));
+    text.unwrap().write_all(&[b'x'; 1000]).unwrap();
+    crew.hire(lost);
+    let why = refused(crew.reform(false));
+    assert!(why.contains("other workers of the job find other sizes"), "{why}");
+    crew.dismiss(lost);
+    crew.reform(false).unwrap();
+    assert!(crew.train_to(8));
+    crew.check_samples();
+    crew.digest();
+}
+
+#[test]
+fn a_join_that_fails_says_who_is_to_blame_and_not_what_it_cut_short() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut crew = Crew::<f64>::start(job(dir.path(), "f64", 2, 2, 8));
+    let prepare = crew.plan(false).unwrap();
+    let dead = crew.dismiss(Place::new(0, 0, 0)).worker;
+    // Only its world group has the dead one among the members; its other groups wait for peers that do not come yet.
+    let seat = crew.seat(Place::new(1, 0, 1));
+    seat.rank.leave_epoch();
+    let error = seat.rank.prepare(&prepare).unwrap_err();
+    assert_eq!(error.plane().unwrap().peer, Some(dead), "{error}");
+}
+
+#[test]
+fn state_of_another_step_is_not_taken_along() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut crew = Crew::<f64>::start(job(dir.path(), "f64", 2, 2, 8));
+    assert!(crew.train_to(2));
+    let mut left_out = crew.dismiss(Place::new(1, 0, 1));
+    let mut prepare = crew.plan(false).unwrap();
+    prepare.resume_step = Step(3);
+    left_out.rank.leave_epoch();
+    left_out.rank.prepare(&prepare).unwrap();
+    assert!(!left_out.rank.state(Phase::Ready).holding.is_empty());
+    assert!(left_out.rank.resume(prepare.epoch));
+    let state = left_out.rank.state(Phase::Quiesced);
+    assert!(state.holding.is_empty() && state.vote.is_none(), "{state:?}");
+}
+
+#[test]
+fn a_preparation_that_waits_for_peers_is_known_by_its_epoch_and_can_be_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut crew = Crew::<f64>::start(job(dir.path(), "f64", 1, 2, 8));
+    let mut prepare = crew.plan(true).unwrap();
+    prepare.epoch = Epoch(7);
+    let seat = crew.dismiss(Place::new(0, 0, 1));
+    let desk = Desk {
+        worker: seat.worker.clone(),
+        plane: Arc::clone(&seat.plane),
+        aborts: Arc::new(Aborts::new(Arc::clone(&seat.plane))),
+        status: Arc::default(),
+        outbox: Arc::default(),
+    };
+    let until = |phase: Phase| {
+        let deadline = Instant::now() + TIMEOUTS.join / 2;
+        while desk.status.state().phase != phase {
+            assert!(Instant::now() < deadline, "not {phase:?}: {:?}", desk.status.state());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        desk.status.state()
+    };
+    let (orders, inbox) = mpsc::sync_channel(8);
+    std::thread::scope(|scope| {
+        let desk = &desk;
+        let worker = scope.spawn(move || control::run(desk, &inbox));
+        let job = Box::new((*crew.job).clone());
+        orders.send(Order::Welcome { job, timeouts: TIMEOUTS }).unwrap();
+        orders.send(Order::Prepare(Box::new(prepare))).unwrap();
+        // The other member never comes.
+        let epoch = until(Phase::Preparing).ready_epoch;
+        assert_eq!(epoch, Epoch(7));
+        desk.aborts.close(epoch, AbortReason::EpochClosed);
+        orders.send(Order::CloseEpoch { epoch, reason: "over".to_owned() }).unwrap();
+        assert_eq!(until(Phase::Idle).ready_epoch, Epoch(0));
+        orders.send(Order::Stop { reason: "the test is over".to_owned() }).unwrap();
+        worker.join().unwrap().unwrap();
+    });
 }

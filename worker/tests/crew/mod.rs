@@ -17,11 +17,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+pub(crate) const TIMEOUTS: Timeouts = Timeouts {
+    operation: Duration::from_secs(20),
+    join: Duration::from_secs(20),
+    progress: Duration::from_secs(1),
+};
+
 pub(crate) struct Seat<T: Real + Element> {
     pub(crate) worker: WorkerKey,
     pub(crate) place: Place,
     pub(crate) rank: Rank<T>,
-    plane: Arc<dyn Plane>,
+    pub(crate) plane: Arc<dyn Plane>,
     trigger: Arc<Trigger>,
     /// An error in the last run.
     pub(crate) failed: Option<String>,
@@ -127,11 +133,7 @@ impl<T: Real + Element> Crew<T> {
         let setting = Setting {
             worker: worker.clone(),
             job: Arc::clone(&self.job),
-            timeouts: Timeouts {
-                operation: Duration::from_secs(20),
-                join: Duration::from_secs(20),
-                progress: Duration::from_secs(1),
-            },
+            timeouts: TIMEOUTS,
             plane: Arc::clone(&plane),
             aborts: Arc::new(Aborts::new(Arc::clone(&plane))),
             ticks: Arc::new(AtomicU64::new(0)),
@@ -149,10 +151,15 @@ impl<T: Real + Element> Crew<T> {
         self.seat(place).trigger.arm(fault);
     }
 
+    /// Takes a rank out that has no fault.
+    pub(crate) fn dismiss(&mut self, place: Place) -> Seat<T> {
+        let at = self.seats.iter().position(|seat| seat.place == place).expect("the place is filled");
+        self.seats.remove(at)
+    }
+
     /// Buries the rank whose fault has fired.
     pub(crate) fn bury(&mut self, place: Place) {
-        let at = self.seats.iter().position(|seat| seat.place == place).expect("the place is filled");
-        let seat = self.seats.remove(at);
+        let seat = self.dismiss(place);
         assert!(seat.trigger.fired.load(Ordering::SeqCst), "the fault at {place} did not happen");
     }
 
@@ -230,7 +237,8 @@ impl<T: Real + Element> Crew<T> {
         Ok(prepare.plan.clone())
     }
 
-    fn plan(&mut self, fresh: bool) -> Result<Prepare, String> {
+    /// What everyone who sits would be told to prepare next.
+    pub(crate) fn plan(&mut self, fresh: bool) -> Result<Prepare, String> {
         self.epoch = Epoch(self.epoch.0 + 1);
         let states: Vec<WorkerState> =
             self.seats.iter().map(|seat| seat.rank.state(Phase::Quiesced)).collect();
