@@ -45,7 +45,7 @@ pub fn progress(state: &WorkerState, ticks: u64) -> v1::WorkerReport {
     }))
 }
 
-pub fn report(job: &str, _worker: &WorkerKey, report: Report) -> v1::WorkerReport {
+pub fn report(job: &str, report: Report) -> v1::WorkerReport {
     use v1::worker_report::Report as Wire;
     let peer_key = |peer: Option<WorkerKey>| peer.map(|peer| key(job, &peer));
     wrap(match report {

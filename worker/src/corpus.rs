@@ -4,7 +4,7 @@ use crate::order::window_of;
 use reknit_model::Batch;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// All files as one stream of bytes, cut into windows of `seq_len` tokens (and the one to predict after the last).
 #[derive(Debug)]
@@ -30,16 +30,21 @@ pub enum CorpusError {
     TooSmall { bytes: u64, needed: u64 },
     #[error("data: {path} is shorter than it was when the job started; put it back as it was")]
     Changed { path: String },
+    #[error(
+        "data: {bytes} bytes in {files} files here, but other workers of the job find other sizes; make the files the \
+         same on every node, and as they were when the job started"
+    )]
+    Differs { bytes: u64, files: usize },
 }
 
 impl Corpus {
-    /// Looks at the size of every file, and that each can be opened.
+    /// Looks at the size of every file, and that each can be opened. Folders among a pattern's matches are left out.
     pub fn open(patterns: &[String], seq_len: u32, seed: u64) -> Result<Self, CorpusError> {
         let mut files = Vec::new();
         let mut bytes = 0;
         for path in expand(patterns)? {
             let read = |source| CorpusError::Read { path: path.display().to_string(), source };
-            let length = File::open(&path).and_then(|file| file.metadata()).map_err(read)?.len();
+            let length = readable_file(&path).map_err(read)?;
             files.push((path, bytes));
             bytes += length;
         }
@@ -53,6 +58,27 @@ impl Corpus {
     /// How many different samples there are.
     pub fn windows(&self) -> u64 {
         (self.bytes - 1) / self.seq_len
+    }
+
+    /// Of the size of every file: equal on all who cut the same samples out of the same files.
+    pub fn fingerprint(&self) -> u32 {
+        let ends = self.files.iter().skip(1).map(|(_, start)| *start).chain([self.bytes]);
+        crc32fast::hash(&ends.flat_map(u64::to_le_bytes).collect::<Vec<_>>())
+    }
+
+    /// Checks this rank's data against that of all ranks, given everybody's [`Corpus::fingerprint`]: with other files,
+    /// the same number would mean another sample. The most common one is right, the first of those that are equally common.
+    ///
+    /// # Errors
+    /// This rank is one of those that differ.
+    pub fn check_against(&self, fingerprints: &[u32]) -> Result<(), CorpusError> {
+        let votes = |of: u32| fingerprints.iter().filter(|other| **other == of).count();
+        // Of equal ones `max_by_key` takes the last.
+        let common = fingerprints.iter().rev().max_by_key(|of| votes(**of));
+        if common.is_some_and(|common| *common != self.fingerprint()) {
+            return Err(CorpusError::Differs { bytes: self.bytes, files: self.files.len() });
+        }
+        Ok(())
     }
 
     /// The samples numbered `first .. first + count` of the job's order.
@@ -89,6 +115,16 @@ impl Corpus {
     }
 }
 
+/// The length of a file that can be opened. Looked at first: opening a pipe would wait for its writer.
+fn readable_file(path: &Path) -> std::io::Result<u64> {
+    let what = std::fs::metadata(path)?;
+    if !what.is_file() {
+        return Err(std::io::Error::other("it is not a file"));
+    }
+    File::open(path)?;
+    Ok(what.len())
+}
+
 /// The files that the patterns name, in the order of the patterns and sorted within each.
 fn expand(patterns: &[String]) -> Result<Vec<PathBuf>, CorpusError> {
     let mut all = Vec::new();
@@ -100,10 +136,13 @@ fn expand(patterns: &[String]) -> Result<Vec<PathBuf>, CorpusError> {
         let matches = glob::glob(pattern).map_err(|_| CorpusError::Pattern(pattern.clone()))?;
         let before = all.len();
         for path in matches {
-            all.push(path.map_err(|error| CorpusError::Read {
+            let path = path.map_err(|error| CorpusError::Read {
                 path: error.path().display().to_string(),
                 source: error.into(),
-            })?);
+            })?;
+            if !path.is_dir() {
+                all.push(path);
+            }
         }
         if all.len() == before {
             return Err(CorpusError::NoMatch(pattern.clone()));
@@ -142,5 +181,37 @@ mod tests {
         assert!(missing.contains("/no/such/file"), "{missing}");
         let none = Corpus::open(&["/no/such/*.rs".to_owned()], 10, 0).unwrap_err().to_string();
         assert!(none.contains("/no/such/*.rs"), "{none}");
+        let device = Corpus::open(&["/dev/null".to_owned()], 10, 0).unwrap_err().to_string();
+        assert!(device.contains("/dev/null: it is not a file"), "{device}");
+    }
+
+    #[test]
+    fn a_folder_is_no_text() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("folder")).unwrap();
+        std::fs::write(dir.path().join("text"), [7; 21]).unwrap();
+        let pattern = dir.path().join("*").display().to_string();
+        assert_eq!(Corpus::open(&[pattern], 10, 0).unwrap().batch(0, 2).unwrap().tokens, [7; 22]);
+        let folder = dir.path().join("folder").display().to_string();
+        assert!(matches!(Corpus::open(&[folder], 10, 0), Err(CorpusError::Read { .. })));
+    }
+
+    #[test]
+    fn who_has_other_files_than_most_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = |parts: [usize; 2]| {
+            let names = ["a", "b"].map(|name| dir.path().join(name).display().to_string());
+            for (name, len) in names.iter().zip(parts) {
+                std::fs::write(name, vec![0; len]).unwrap();
+            }
+            Corpus::open(&names, 10, 0).unwrap()
+        };
+        let (usual, longer, shifted) = (open([20, 20]), open([20, 30]), open([10, 30]));
+        let [u, l, s] = [&usual, &longer, &shifted].map(Corpus::fingerprint);
+        assert!(u != l && u != s);
+        assert!(usual.check_against(&[l, u, u, s]).is_ok());
+        assert!(matches!(longer.check_against(&[l, u, u, s]), Err(CorpusError::Differs { .. })));
+        assert!(shifted.check_against(&[l, u, u, s]).is_err());
+        assert!(usual.check_against(&[u, l]).is_ok() && longer.check_against(&[u, l]).is_err());
     }
 }

@@ -6,8 +6,8 @@ use crate::sync::SyncPlan;
 use reknit_layout::{Layout, Place, Slot, WorkerKey};
 use reknit_model::TensorParallel;
 use reknit_plane::{Buffer, Element, Group, GroupSpec, Op, Plane, PlaneError, Reduce};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// A group of the data plane whose ranks have names.
@@ -101,6 +101,8 @@ impl<T: Element> TensorParallel<T> for Communicator {
 impl Communicator {
     pub fn all_reduce<T: Element>(&mut self, reduce: Reduce, values: &mut Vec<T>) -> Result<(), CommError> {
         if self.size() == 1 {
+            // Progress all the same: a member without any is suspected.
+            self.ticks.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         }
         *values = self.run_on(std::mem::take(values), |buffer| Op::AllReduce { reduce, buffer })?;
@@ -193,11 +195,14 @@ pub fn join_all(joiner: Joiner<'_>, plane: &dyn Plane) -> Result<Joined, CommErr
     let sync = place.and_then(|place| SyncPlan::new(layout, place));
     let column = sync.as_ref().filter(|sync| sync.needed).and_then(|sync| sync.column.clone());
 
-    std::thread::scope(|scope| {
+    let cause = OnceLock::new();
+    let joined = std::thread::scope(|scope| {
         let join = |name: String, members: Vec<WorkerKey>| {
+            let cause = &cause;
             scope.spawn(move || {
                 let result = joiner.join(plane, name, members);
-                if result.is_err() {
+                if let Err(error) = &result {
+                    let _only_the_first_counts = cause.set(error.clone());
                     // The epoch cannot come about any more: do not sit out the deadlines of the other joins.
                     plane.abort_joins(joiner.prepare.epoch.0);
                 }
@@ -238,7 +243,9 @@ pub fn join_all(joiner: Joiner<'_>, plane: &dyn Plane) -> Result<Joined, CommErr
             (None, ..) | (_, None, ..) | (_, _, None, _) | (_, _, _, None) => None,
         };
         Ok(Joined { reshard, team })
-    })
+    });
+    // The joins that were cut short cannot tell why.
+    joined.map_err(|error| cause.into_inner().unwrap_or(error))
 }
 
 type Joining<'scope> = std::thread::ScopedJoinHandle<'scope, Result<Option<Communicator>, CommError>>;
@@ -252,6 +259,13 @@ fn wait(joining: Option<Joining<'_>>) -> Result<Option<Communicator>, CommError>
 }
 
 impl Team {
+    /// Every member's value, in rank order.
+    pub fn gather(&mut self, value: u32) -> Result<Vec<u32>, CommError> {
+        let counts = vec![1; self.world.size()];
+        let values = self.world.run_on(vec![f64::from(value)], |buffer| Op::AllGatherV { buffer, counts })?;
+        Ok(values.into_iter().map(|value| value as u32).collect())
+    }
+
     /// Leaves all groups in order, so that slower peers see an end and not a death.
     pub fn retire(self) {
         self.tensor.retire();

@@ -251,7 +251,11 @@ impl<T: Real + Element> Rank<T> {
             ticks: &self.setting.ticks,
             aborts: &self.setting.aborts,
         };
-        let Joined { reshard, team } = join_all(joiner, &*self.setting.plane)?;
+        let Joined { reshard, mut team } = join_all(joiner, &*self.setting.plane)?;
+        if let Some(team) = &mut team {
+            // Ranks that read other texts under the same numbers would train a wrong model without a word.
+            self.corpus.check_against(&team.gather(self.corpus.fingerprint())?)?;
+        }
         // State of another step is no use to anyone (SAME-STEP).
         let held = self.shard.as_ref().filter(|_| self.committed == prepare.resume_step);
 
@@ -288,6 +292,11 @@ impl<T: Real + Element> Rank<T> {
             Some(next) if next.epoch == epoch => {
                 self.setting.aborts.forget_before(epoch);
                 self.epoch = epoch;
+                if self.committed != next.step {
+                    // What was held, and its vote, are of another step (SAME-STEP).
+                    self.shard = None;
+                    self.vote = None;
+                }
                 self.committed = next.step;
                 self.attempt = None;
                 self.team = next.team;

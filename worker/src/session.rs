@@ -15,6 +15,7 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Uri;
 use tracing::{debug, info, warn};
@@ -22,6 +23,8 @@ use tracing::{debug, info, warn};
 /// Reports kept while the daemon is away. Only committed steps are worth keeping: the next Hello tells the rest.
 const KEPT_REPORTS: usize = 4096;
 const PLAN_BYTES: usize = 64 << 20;
+/// From the connection to the daemon's welcome.
+const WELCOME: Duration = Duration::from_secs(5);
 
 /// Reports on their way to the daemon. Pushing never blocks training; beyond [`KEPT_REPORTS`] the oldest go.
 #[derive(Debug, Default)]
@@ -76,6 +79,8 @@ enum SessionError {
     Status(#[from] tonic::Status),
     #[error("the daemon ended the session")]
     Ended,
+    #[error("the daemon did not answer the hello")]
+    NoWelcome,
     #[error("the training thread does not take orders")]
     Stuck,
     #[error("an order cannot be understood: {0}")]
@@ -123,7 +128,9 @@ impl Session {
         let hello =
             convert::hello(&self.job, &self.worker, &self.node, &self.endpoint, std::process::id(), &state);
         reports.try_send(hello).map_err(|_| SessionError::Ended)?;
-        let mut orders = client.session(ReceiverStream::new(stream)).await?.into_inner();
+        let welcome_by = Instant::now() + WELCOME;
+        let opened = timeout_at(welcome_by, client.session(ReceiverStream::new(stream))).await;
+        let mut orders = opened.map_err(|_| SessionError::NoWelcome)??.into_inner();
         info!(daemon = %self.daemon, "session open");
 
         let mut progress = tokio::time::interval(Duration::from_millis(100));
@@ -131,7 +138,7 @@ impl Session {
         let mut last_ticks = 0;
         loop {
             while let Some(report) = self.outbox.pop() {
-                let report = convert::report(&self.job, &self.worker, report);
+                let report = convert::report(&self.job, report);
                 reports.send(report).await.map_err(|_| SessionError::Ended)?;
             }
             tokio::select! {
@@ -144,6 +151,7 @@ impl Session {
                     }
                 }
                 () = self.outbox.filled.notified() => {}
+                () = sleep_until(welcome_by), if !*welcomed => return Err(SessionError::NoWelcome),
                 _ = progress.tick() => {
                     let state = self.status.state();
                     let ticks = self.status.ticks().load(std::sync::atomic::Ordering::Relaxed);

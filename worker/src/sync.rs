@@ -38,7 +38,9 @@ impl SyncPlan {
         let sync = layout.sync.iter().find(|sync| sync.stage == place.stage)?;
         let hosts = sync.hosts.get(place.replica.0 as usize)?;
         let active = group.active();
-        let me = active.iter().position(|slot| *slot == place.slot)?;
+        if !active.contains(&place.slot) {
+            return None;
+        }
         let column_of = |slot: Slot| hosts.iter().position(|host| *host == slot);
 
         let owned_in_column_of = |owner: Slot, host: Slot| -> Pieces {
@@ -60,7 +62,6 @@ impl SyncPlan {
             column: column_of(place.slot).map(|index| Column::new(sync, place, index)),
             replicated_root: active.iter().position(|slot| hosts.first() == Some(slot))?,
         })
-        .filter(|plan| me < plan.give.len())
     }
 }
 
