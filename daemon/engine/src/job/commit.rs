@@ -145,6 +145,7 @@ impl Job {
             resume_step: preparing.resume_step,
         };
         self.ledger.begin_epoch(&layout);
+        self.ledger.may_have_missed(preparing.resume_step);
         self.record.layout = Some(layout);
         self.record.ever_committed = true;
         if preparing.resume_step > self.committed {

@@ -5,8 +5,11 @@ use crate::Notice;
 use reknit_layout::{Epoch, Layout, ReplicaId, Step};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A step whose reports are still incomplete this many steps later is given up: the missing are named as missing.
+/// A step whose reports are still incomplete when every replica has reported one this many steps later is given up:
+/// the missing are named as missing.
 const WINDOW: u64 = 8;
+/// As many reports as a worker keeps while it has no session.
+const LARGEST: usize = 4096;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Ledger {
@@ -15,8 +18,9 @@ pub(crate) struct Ledger {
     /// The replicas that train in the last few epochs.
     trains: BTreeMap<Epoch, BTreeSet<ReplicaId>>,
     steps: BTreeMap<Step, Entry>,
-    /// Steps up to here were reported before this daemon listened: nothing is said about what it did not hear.
-    heard_from: Option<Step>,
+    /// The newest step that each replica reported.
+    newest: BTreeMap<ReplicaId, Step>,
+    may_have_missed: Step,
     /// Every step up to here is settled.
     settled: Step,
 }
@@ -30,13 +34,20 @@ struct Entry {
 
 impl Ledger {
     pub(crate) fn new(global: u32) -> Self {
-        Self { global, trains: BTreeMap::new(), steps: BTreeMap::new(), heard_from: None, settled: Step(0) }
+        Self {
+            global,
+            trains: BTreeMap::new(),
+            steps: BTreeMap::new(),
+            newest: BTreeMap::new(),
+            may_have_missed: Step(0),
+            settled: Step(0),
+        }
     }
 
-    /// A new daemon came in the middle: the first step it hears of may be incomplete for it.
-    pub(crate) fn listen_late(&mut self, committed: Step) {
-        self.heard_from = Some(Step(committed.0 + 1));
-        self.settled = self.settled.max(committed);
+    /// Reports of steps up to here may be lost: with a session that ended, with their worker, with a daemon. Nothing
+    /// can be said of what was not heard.
+    pub(crate) fn may_have_missed(&mut self, step: Step) {
+        self.may_have_missed = self.may_have_missed.max(step);
     }
 
     pub(crate) fn begin_epoch(&mut self, layout: &Layout) {
@@ -51,6 +62,8 @@ impl Ledger {
     /// Notes a report and returns what operators shall hear.
     pub(crate) fn record(&mut self, replica: ReplicaId, report: &CommittedStep) -> Vec<Notice> {
         let mut notices = Vec::new();
+        let newest = self.newest.entry(replica).or_default();
+        *newest = report.step.max(*newest);
         if report.step <= self.settled {
             return notices;
         }
@@ -77,15 +90,16 @@ impl Ledger {
 
     /// Forgets what is complete in order, and gives up what has waited long enough.
     fn settle(&mut self, notices: &mut Vec<Notice>) {
-        let newest = self.steps.keys().next_back().copied().unwrap_or_default();
+        let training = self.trains.values().next_back().into_iter().flatten();
+        let newest = training.map(|replica| self.newest.get(replica).copied().unwrap_or_default());
+        let heard_of_all = newest.min().unwrap_or_default();
         while let Some((step, entry)) = self.steps.first_key_value() {
-            let old = step.0 + WINDOW <= newest.0;
             // A finished step is kept for a while so that a repeated report of it is recognised.
-            if !old {
+            let waited = heard_of_all.0.saturating_sub(step.0) >= WINDOW;
+            if !waited && self.steps.len() <= LARGEST {
                 break;
             }
-            let unheard = self.heard_from.is_some_and(|from| *step <= from);
-            if !entry.done && !unheard {
+            if waited && !entry.done && *step > self.may_have_missed {
                 let (missing, repeated) = tiling(self.global, *step, &entry.ranges);
                 notices.push(notice(&entry.report, true, missing, repeated));
             }
@@ -182,6 +196,38 @@ mod tests {
         ledger.record(ReplicaId(0), &report(1, 0, 5));
         let notices = ledger.record(ReplicaId(1), &report(1, 4, 3));
         assert_eq!(complete(&notices), [(1, 1, 1)]);
+    }
+
+    /// Replica 0 alone reports these steps.
+    fn alone(ledger: &mut Ledger, steps: std::ops::Range<u64>) -> Vec<Notice> {
+        steps.flat_map(|step| ledger.record(ReplicaId(0), &report(step, (step - 1) * 8, 4))).collect()
+    }
+
+    #[test]
+    fn nothing_is_called_missing_before_every_replica_is_heard() {
+        let mut ledger = ledger();
+        let early = alone(&mut ledger, 100..150);
+        assert_eq!(complete(&early), []);
+        let late = (100..150).flat_map(|step| ledger.record(ReplicaId(1), &report(step, step * 8 - 4, 4)));
+        let expected: Vec<_> = (100..150).map(|step| (step, 0, 0)).collect();
+        assert_eq!(complete(&late.collect::<Vec<_>>()), expected);
+    }
+
+    #[test]
+    fn what_a_lost_session_swallowed_is_not_called_missing() {
+        let mut ledger = ledger();
+        alone(&mut ledger, 100..150);
+        ledger.may_have_missed(Step(120));
+        let notices = ledger.record(ReplicaId(1), &report(150, 1196, 4));
+        let expected: Vec<_> = (121..142).map(|step| (step, 4, 0)).collect();
+        assert_eq!(complete(&notices), expected);
+    }
+
+    #[test]
+    fn a_replica_that_is_never_heard_costs_bounded_memory() {
+        let mut ledger = ledger();
+        assert_eq!(complete(&alone(&mut ledger, 1..10_000)), []);
+        assert_eq!(ledger.steps.len(), LARGEST);
     }
 
     #[test]

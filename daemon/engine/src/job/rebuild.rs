@@ -104,7 +104,6 @@ impl Job {
     /// Nothing happened to the training while no daemon was there.
     fn go_on(&mut self, ctx: &mut Ctx<'_>) {
         let members = self.members();
-        self.ledger.listen_late(self.committed);
         self.set_phase(ctx, Phase::Running, "");
         self.persist(ctx);
         for key in &members {
@@ -153,7 +152,6 @@ impl Job {
 
     /// A change was under way, or somebody was lost meanwhile: everyone stops, then a new epoch is made of what is held.
     fn recover_from_reports(&mut self, ctx: &mut Ctx<'_>) {
-        self.ledger.listen_late(self.committed);
         let reason = "the daemon came back to an unfinished change";
         self.set_phase(ctx, Phase::Quiescing, reason);
         self.persist(ctx);

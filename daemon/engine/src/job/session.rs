@@ -63,6 +63,9 @@ impl Job {
         }
         self.learn_committed(key, &state);
         let member = self.is_member(key);
+        if member {
+            self.ledger.may_have_missed(state.holding.step);
+        }
         let Some(worker) = self.workers.get_mut(key) else {
             return false;
         };
