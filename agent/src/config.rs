@@ -5,6 +5,7 @@ use crate::workers::{LogTo, WorkerSpec};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tonic::transport::Endpoint;
@@ -41,6 +42,9 @@ pub(crate) struct RunArguments {
     /// What must outlive the agent: the running workers, the GPUs seen.
     #[arg(long, env = "REKNIT_STATE_DIR", default_value = "/var/lib/reknit/agent")]
     state_dir: PathBuf,
+    /// The address of this node at which its workers listen for those of other nodes.
+    #[arg(long, env = "REKNIT_DATA_IP", default_value = "127.0.0.1")]
+    data_ip: IpAddr,
     /// The worker program. By default reknit-worker beside this program.
     #[arg(long, env = "REKNIT_WORKER_BINARY")]
     worker_binary: Option<PathBuf>,
@@ -108,6 +112,8 @@ pub(crate) enum ConfigError {
     StateDirTaken(PathBuf),
     #[error("there is no worker program at {0}: give its path with --worker-binary")]
     WorkerBinary(PathBuf),
+    #[error("workers of other nodes cannot reach {0}: give one of this node's own addresses with --data-ip")]
+    DataIp(IpAddr),
 }
 
 impl RunArguments {
@@ -133,6 +139,9 @@ impl RunArguments {
         if !binary.is_file() {
             return Err(ConfigError::WorkerBinary(binary));
         }
+        if self.data_ip.is_unspecified() {
+            return Err(ConfigError::DataIp(self.data_ip));
+        }
         let logs = self.state_dir.join("logs");
         let lock = lock(&self.state_dir, &logs)?;
         Ok(Config {
@@ -146,6 +155,7 @@ impl RunArguments {
                 binary,
                 daemon: self.daemon,
                 node: self.node.clone(),
+                data_ip: self.data_ip,
                 logs: match self.worker_logs {
                     WorkerLogs::Files => LogTo::Folder(logs),
                     WorkerLogs::Inherit => LogTo::Inherit,

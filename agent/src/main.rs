@@ -82,6 +82,8 @@ fn start_logging(format: LogFormat) {
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(io::stderr().is_terminal())
+        // It would panic on a full disk.
+        .log_internal_errors(false)
         .with_writer(io::stderr);
     match format {
         LogFormat::Human => log.init(),

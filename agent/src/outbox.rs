@@ -4,7 +4,7 @@ use crate::tracker::Transition;
 use std::collections::VecDeque;
 
 /// More would mean a daemon that was away for days; the newest matter most.
-const KEPT: usize = 4096;
+pub(crate) const KEPT: usize = 4096;
 
 /// Numbers transitions and keeps them until they are acknowledged.
 #[derive(Debug)]

@@ -13,8 +13,7 @@ use protocol::{Expected, Failure, GpuIdentity, ProbeLine};
 use std::io::{self, BufRead, Write};
 use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
-use std::sync::mpsc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 use watch::Watch;
@@ -37,27 +36,20 @@ pub(crate) struct ProbeArguments {
     pub(crate) log: LogFormat,
 }
 
-/// Writes lines to the supervisor. When it is gone the probe ends.
-#[derive(Debug, Clone, Default)]
-struct Speaker(Arc<Mutex<()>>);
-
-impl Speaker {
-    fn say(&self, line: &ProbeLine) {
-        let _whole_lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Ok(mut text) = serde_json::to_vec(line) else {
-            return;
-        };
-        text.push(b'\n');
-        let mut out = io::stdout().lock();
-        if out.write_all(&text).and_then(|()| out.flush()).is_err() {
-            process::exit(0);
-        }
+/// Writes a whole line to the supervisor. When it is gone the probe ends.
+fn say(line: &ProbeLine) {
+    let Ok(mut text) = serde_json::to_vec(line) else {
+        return;
+    };
+    text.push(b'\n');
+    let mut out = io::stdout().lock();
+    if out.write_all(&text).and_then(|()| out.flush()).is_err() {
+        process::exit(0);
     }
 }
 
 /// Runs until the supervisor closes the probe's input.
 pub(crate) fn run(arguments: &ProbeArguments) -> ExitCode {
-    let speaker = Speaker::default();
     let Some(expected) = read_expected() else {
         return ExitCode::SUCCESS;
     };
@@ -66,11 +58,11 @@ pub(crate) fn run(arguments: &ProbeArguments) -> ExitCode {
     let (nvml, found) = match start(&arguments.nvml_library, expected.gpus) {
         Ok(started) => started,
         Err(error) => {
-            speaker.say(&ProbeLine::Failed { reason: failure_of(&error), message: error.to_string() });
+            say(&ProbeLine::Failed { reason: failure_of(&error), message: error.to_string() });
             return ExitCode::from(EX_UNAVAILABLE);
         }
     };
-    speaker.say(&ProbeLine::Ready {
+    say(&ProbeLine::Ready {
         driver: nvml.sys_driver_version().unwrap_or_default(),
         gpus: found.iter().map(|found| found.gpu.clone()).collect(),
         silent: found.iter().filter(|f| !f.answers).map(|f| f.gpu.uuid.clone()).collect(),
@@ -78,7 +70,7 @@ pub(crate) fn run(arguments: &ProbeArguments) -> ExitCode {
     let interval = Duration::from_millis(arguments.interval_ms);
     let mut watches = Vec::new();
     for found in found {
-        let watch = Arc::new(Watch::new(nvml, found.gpu, speaker.clone()));
+        let watch = Arc::new(Watch::new(nvml, found.gpu));
         let (nudge, nudged) = mpsc::sync_channel(1);
         let (sampler, listener) = (watch.clone(), watch.clone());
         thread::spawn(move || sampler.sample(interval, &nudged));
@@ -87,7 +79,7 @@ pub(crate) fn run(arguments: &ProbeArguments) -> ExitCode {
     }
     loop {
         let busy = watches.iter().filter_map(|watch| watch.busy()).collect();
-        speaker.say(&ProbeLine::Tick { busy });
+        say(&ProbeLine::Tick { busy });
         thread::sleep(TICK);
     }
 }

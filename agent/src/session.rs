@@ -1,5 +1,6 @@
 //! The session with the daemon: opened, and opened again for as long as the agent lives.
 
+use crate::{outbox, workers};
 use reknit_proto::v1::agent_client::AgentClient;
 use reknit_proto::v1::agent_order::Order;
 use reknit_proto::v1::{AgentOrder, AgentReport};
@@ -18,8 +19,9 @@ const WELCOME: Duration = Duration::from_secs(5);
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_millis(50);
 const RETRY_LIMIT: Duration = Duration::from_secs(1);
-/// Reports waiting for the wire. A session that falls further behind is given up and opened anew.
-const QUEUED_REPORTS: usize = 1024;
+/// Reports waiting for the wire. A session that falls further behind is given up and opened anew, so the hello and all
+/// that follows it must fit: a daemon that was away for long would never hear of this node again.
+const QUEUED_REPORTS: usize = 1024 + outbox::KEPT + workers::ENDS_KEPT;
 
 /// What the session tells.
 #[derive(Debug)]

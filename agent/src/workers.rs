@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use tracing::{info, warn};
 
 /// Ends that are remembered, to answer an order that comes late.
-const ENDS_KEPT: usize = 256;
+pub(crate) const ENDS_KEPT: usize = 256;
 
 /// One worker process of one job.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

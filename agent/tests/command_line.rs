@@ -35,6 +35,7 @@ fn bad_configuration_exits_64_with_one_line() {
     refused(&mut node.command("127.0.0.1:7400"), "127.0.0.1:7400");
     refused(node.command(good).args(["--colour", "red"]), "--colour");
     refused(node.command(good).args(["--log", "loud"]), "loud");
+    refused(node.command(good).args(["--data-ip", "0.0.0.0"]), "--data-ip");
     let somewhere = |flag: &str, path: &str| {
         let mut command = bare();
         command.args(["--daemon", good, "--node", "n0", flag, path]);

@@ -265,6 +265,34 @@ async fn a_lost_gpu_is_known_to_the_agents_next_start() {
 }
 
 #[tokio::test]
+async fn a_daemon_that_was_away_for_long_hears_of_everything() {
+    let node = Node::new(8);
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut command = node.command(&format!("http://{address}"));
+    let log = node.folder.path().join("log");
+    command.args(["--probe-interval-ms", "10"]).stderr(std::fs::File::create(&log).unwrap());
+    let agent = harness::RunningAgent(command.spawn().unwrap());
+    // More transitions than the agent would let wait for a session that is too slow.
+    let wanted = 1200;
+    let told = || std::fs::read_to_string(&log).unwrap().matches("GPU health").count();
+    let deadline = Instant::now() + 6 * PATIENCE;
+    while told() < wanted {
+        assert!(Instant::now() < deadline, "only {} transitions", told());
+        for gpu in 0..8 {
+            node.xid(gpu, 94);
+        }
+        // Two readings lift each.
+        tokio::time::sleep(Duration::from_millis(40)).await;
+    }
+    let mut daemon = Daemon::start_at(address).await;
+    let mut session = daemon.session().await;
+    for _ in 0..wanted {
+        session.health().await;
+    }
+    drop(agent);
+}
+
+#[tokio::test]
 async fn transitions_are_sent_again_until_acknowledged() {
     let (mut daemon, node) = (Daemon::start().await, Node::new(2));
     let agent = node.start(&daemon);

@@ -32,7 +32,8 @@ async fn a_killed_worker_is_reported_at_once() {
 #[tokio::test]
 async fn a_worker_gets_its_flags_and_its_log() {
     let (mut daemon, node) = (Daemon::start().await, Node::new(2));
-    let agent = node.start(&daemon);
+    let mut command = node.command(&format!("http://{}", daemon.address));
+    let agent = harness::RunningAgent(command.args(["--data-ip", "127.0.0.2"]).spawn().unwrap());
     let mut session = daemon.session().await;
     session.spawn(&node.gpus[1], 3).await;
     session.spawned().await;
@@ -44,7 +45,7 @@ async fn a_worker_gets_its_flags_and_its_log() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let expected = format!(
-        "--daemon http://{} --job job --gpu {} --node n0 --incarnation 3\n",
+        "--daemon http://{} --job job --gpu {} --node n0 --incarnation 3 --data-ip 127.0.0.2\n",
         daemon.address, node.gpus[1]
     );
     assert_eq!(text, expected);

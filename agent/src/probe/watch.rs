@@ -1,7 +1,7 @@
 //! One GPU's two threads: one reads it steadily, the other waits for its events.
 
 use super::protocol::{Busy, GpuIdentity, ProbeLine, Reading};
-use super::{Speaker, nvml};
+use super::{nvml, say};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, EventSet, Nvml};
 use std::process;
@@ -26,14 +26,13 @@ const EX_UNAVAILABLE: i32 = 69;
 pub(super) struct Watch {
     nvml: &'static Nvml,
     gpu: GpuIdentity,
-    speaker: Speaker,
     /// When the sampler's present call into the driver began.
     calling: Mutex<Option<Instant>>,
 }
 
 impl Watch {
-    pub(super) fn new(nvml: &'static Nvml, gpu: GpuIdentity, speaker: Speaker) -> Self {
-        Self { nvml, gpu, speaker, calling: Mutex::new(None) }
+    pub(super) fn new(nvml: &'static Nvml, gpu: GpuIdentity) -> Self {
+        Self { nvml, gpu, calling: Mutex::new(None) }
     }
 
     /// The call that has not returned, if there is one.
@@ -63,7 +62,7 @@ impl Watch {
                 Reading::Blind { .. } => (0, blind + 1),
                 Reading::Answers { .. } | Reading::ResetRequired | Reading::Suspect { .. } => (0, 0),
             };
-            self.speaker.say(&ProbeLine::Reading { gpu: self.gpu.uuid.clone(), reading });
+            say(&ProbeLine::Reading { gpu: self.gpu.uuid.clone(), reading });
             if blind >= BLIND_READS {
                 process::exit(EX_UNAVAILABLE);
             }
@@ -126,7 +125,7 @@ impl Watch {
                     retry = RETRY;
                 }
                 Ok(nvml::Heard::Xid(xid)) => {
-                    self.speaker.say(&ProbeLine::Xid { gpu: self.gpu.uuid.clone(), xid });
+                    say(&ProbeLine::Xid { gpu: self.gpu.uuid.clone(), xid });
                     let _a_nudge_is_pending = nudge.try_send(());
                 }
                 Ok(nvml::Heard::Other) => {

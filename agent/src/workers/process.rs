@@ -8,6 +8,7 @@ use rustix::process::{
 };
 use std::fs::{self, File};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -29,6 +30,7 @@ pub(crate) struct WorkerSpec {
     pub(crate) binary: PathBuf,
     pub(crate) daemon: String,
     pub(crate) node: String,
+    pub(crate) data_ip: IpAddr,
     pub(crate) logs: LogTo,
 }
 
@@ -50,6 +52,7 @@ impl Process {
             .args(["--gpu", &worker.key.gpu.0])
             .args(["--node", &spec.node])
             .args(["--incarnation", &worker.key.incarnation.to_string()])
+            .args(["--data-ip", &spec.data_ip.to_string()])
             .env("CUDA_VISIBLE_DEVICES", &worker.key.gpu.0)
             .stdin(Stdio::null())
             .process_group(0);

@@ -60,7 +60,11 @@ pub(crate) struct Daemon {
 
 impl Daemon {
     pub(crate) async fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::start_at("127.0.0.1:0".parse().unwrap()).await
+    }
+
+    pub(crate) async fn start_at(address: SocketAddr) -> Self {
+        let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (opened_in, opened) = mpsc::channel(4);
         let server = tonic::transport::Server::builder()
