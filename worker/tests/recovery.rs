@@ -266,6 +266,8 @@ fn a_preparation_that_waits_for_peers_is_known_by_its_epoch_and_can_be_closed() 
     };
     let (orders, inbox) = mpsc::sync_channel(8);
     std::thread::scope(|scope| {
+        // Dropped when the test fails, so that the worker ends then too.
+        let orders = orders;
         let desk = &desk;
         let worker = scope.spawn(move || control::run(desk, &inbox));
         let job = Box::new((*crew.job).clone());
