@@ -60,6 +60,8 @@ fn log_to_stderr(format: LogFormat) -> Result<(), ConfigError> {
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
+        // It would panic on a full disk.
+        .log_internal_errors(false)
         .with_writer(std::io::stderr);
     match format {
         LogFormat::Human => log.init(),

@@ -7,7 +7,8 @@ mod support;
 use reknit_proto::v1;
 use rustix::process::Signal;
 use std::process::Command;
-use support::{Daemon, job_names, submit};
+use std::time::{Duration, Instant};
+use support::{Daemon, PATIENCE, job_names, submit};
 use tokio_stream::StreamExt;
 use tonic::Code;
 use tonic_reflection::pb::v1::ServerReflectionRequest;
@@ -64,6 +65,27 @@ fn print_config_shows_what_wins() {
     let config: reknitd::Config = toml::from_str(std::str::from_utf8(&output.stdout).unwrap()).unwrap();
     assert_eq!(config.timeouts.rejoin_hold_ms, 5);
     assert_eq!(config.listen.port(), 9);
+}
+
+#[test]
+fn a_log_that_cannot_be_written_does_not_stop_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (state, ready) = (dir.path().join("state"), dir.path().join("ready"));
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut daemon = Command::new(env!("CARGO_BIN_EXE_reknitd"))
+        .args(["--listen", "127.0.0.1:0", "--state-dir", state.to_str().unwrap()])
+        .args(["--ready-file", ready.to_str().unwrap()])
+        .stderr(full)
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while !ready.exists() && Instant::now() < deadline && daemon.try_wait().unwrap().is_none() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let serves = ready.exists();
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    assert!(serves, "it does not serve");
 }
 
 #[test]
