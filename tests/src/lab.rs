@@ -1,6 +1,6 @@
 //! A daemon and some nodes with simulated GPUs on this machine, each a real process, on loopback.
 
-use crate::job::TestJob;
+use crate::job::{TEXT, TestJob};
 use crate::watch::Watch;
 use anyhow::{Context, Result, bail, ensure};
 use reknit_proto::v1::admin_client::AdminClient;
@@ -147,7 +147,9 @@ impl Lab {
     }
 
     pub async fn submit(&mut self, job: TestJob) -> Result<()> {
-        self.admin().await?.submit_job(SubmitJobRequest { job_toml: job.toml() }).await?;
+        let text = self.dir.path().join("text");
+        std::fs::write(&text, TEXT)?;
+        self.admin().await?.submit_job(SubmitJobRequest { job_toml: job.toml(&text) }).await?;
         Ok(())
     }
 
