@@ -85,9 +85,7 @@ impl Layout {
         let start: u32 = self.batch.iter().take(index).sum();
         start..start + self.batch.get(index).copied().unwrap_or(0)
     }
-}
 
-impl Layout {
     /// Bytes of gradients that are handed to the hosts of their columns in one step, over all replicas; as many come back.
     pub fn handover_bytes(&self, job: &JobSpec) -> u64 {
         let groups = self.groups.iter().filter_map(|group| {

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 /// ([`crate::JobSpec::validate`]).
 pub fn plan(request: &PlanRequest<'_>) -> Result<Plan, PlanError> {
     let job = request.job;
-    let training = training(request)?;
+    let training = job.training(request.members.keys())?;
     let holders = Holders::new(request);
     let mut groups = Vec::new();
     let mut needs = Vec::new();
@@ -77,26 +77,6 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<Plan, PlanError> {
     };
     debug_assert_eq!(crate::check(request, &plan), Vec::new());
     Ok(plan)
-}
-
-/// The replicas that have enough members in every stage.
-fn training(request: &PlanRequest<'_>) -> Result<Vec<ReplicaId>, PlanError> {
-    let parallel = &request.job.parallel;
-    let smallest = |replica| {
-        let stages = request.job.stages();
-        let members = stages.map(|stage| workers_of(request, replica, stage).into_iter().flatten().count());
-        members.min().unwrap_or(0) as u32
-    };
-    let degrees: Vec<_> =
-        (0..parallel.data).map(ReplicaId).map(|replica| (replica, smallest(replica))).collect();
-    let needed = parallel.min_tensor;
-    let enough = degrees.iter().filter(|(_, degree)| *degree >= needed);
-    let training: Vec<_> = enough.map(|(replica, _)| *replica).collect();
-    if training.is_empty() {
-        let found = degrees.iter().map(|(_, degree)| *degree).max().unwrap_or(0);
-        return Err(PlanError::TooFew { needed, found });
-    }
-    Ok(training)
 }
 
 /// The member of each nominal slot of a group.

@@ -1,7 +1,8 @@
 //! What groups hold and compute: axes and bytes of each pipeline stage, and the work a reduced group waits for.
 
 use crate::job::ModelSpec;
-use crate::{Axis, Family, JobSpec, StageId};
+use crate::{Axis, Family, JobSpec, Place, PlanError, ReplicaId, StageId};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 impl ModelSpec {
@@ -17,6 +18,33 @@ impl ModelSpec {
 impl JobSpec {
     pub fn stages(&self) -> impl Iterator<Item = StageId> + use<> {
         (0..self.parallel.pipeline).map(StageId)
+    }
+
+    /// The replicas that train when these places, each named once, are filled: those with `min_tensor` active slots in
+    /// every stage. Places outside the nominal layout do not count.
+    ///
+    /// # Errors
+    /// [`PlanError::TooFew`] when none does.
+    pub fn training<'a>(
+        &self,
+        places: impl IntoIterator<Item = &'a Place>,
+    ) -> Result<Vec<ReplicaId>, PlanError> {
+        let mut active: BTreeMap<(ReplicaId, StageId), u32> = BTreeMap::new();
+        for place in places.into_iter().filter(|place| place.slot.0 < self.parallel.tensor) {
+            *active.entry((place.replica, place.stage)).or_default() += 1;
+        }
+        let smallest = |replica| {
+            let degrees = self.stages().map(|stage| active.get(&(replica, stage)).copied().unwrap_or(0));
+            degrees.min().unwrap_or(0)
+        };
+        let needed = self.parallel.min_tensor;
+        let replicas = || (0..self.parallel.data).map(ReplicaId);
+        let training: Vec<_> = replicas().filter(|replica| smallest(*replica) >= needed).collect();
+        if training.is_empty() {
+            let found = replicas().map(smallest).max().unwrap_or(0);
+            return Err(PlanError::TooFew { needed, found });
+        }
+        Ok(training)
     }
 
     /// The layers of a stage: contiguous, the earlier stages one longer where they do not divide.

@@ -92,21 +92,6 @@ impl Units {
         }
         Self(left)
     }
-
-    /// The first `count` units in ascending order.
-    pub fn first(&self, count: u32) -> Self {
-        let mut left = count;
-        let mut taken = Vec::new();
-        for &(start, end) in &self.0 {
-            if left == 0 {
-                break;
-            }
-            let end = end.min(start.saturating_add(left));
-            taken.push((start, end));
-            left -= end - start;
-        }
-        Self(taken)
-    }
 }
 
 impl FromIterator<(u32, u32)> for Units {
@@ -171,7 +156,6 @@ mod tests {
         assert_eq!(a.len(), 6);
         assert_eq!(a.position(7), Some(4));
         assert_eq!(a.position(4), None);
-        assert_eq!(a.first(4), [(0, 3), (6, 7)].into_iter().collect());
         assert_eq!(a.to_string(), "0-2,6-8");
     }
 }

@@ -124,6 +124,12 @@ fn errors_name_the_line_the_key_and_what_is_allowed() {
         ("steps", "steps = 0", "run.steps = 0 is out of range"),
         ("seed", "seed = 99999999999999999999", "run.seed: "),
         ("policy", "policy = keep", "line "),
+        (
+            "policy",
+            "policy = \"shrink\"",
+            "batch.policy = \"shrink\" is not supported yet: allowed is \"keep_global\"",
+        ),
+        ("pipeline", "pipeline = 2", "parallel.pipeline = 2 is not supported yet: allowed is 1"),
     ] {
         let error = refused(&with(key, bad));
         assert!(error.contains(says), "{bad}: {error}");

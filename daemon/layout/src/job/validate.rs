@@ -1,6 +1,6 @@
 //! What a job may ask for.
 
-use super::{Dtype, JobSpec};
+use super::{BatchPolicy, Dtype, JobSpec};
 use crate::Family;
 
 /// A value that a job may not have.
@@ -114,6 +114,9 @@ impl JobSpec {
         between("parallel.data", parallel.data.into(), 1, MOST_REPLICAS.into())?;
         between("parallel.tensor", parallel.tensor.into(), 1, MOST_SLOTS.into())?;
         between("parallel.pipeline", parallel.pipeline.into(), 1, model.layers.into())?;
+        require(parallel.pipeline == 1, "parallel.pipeline", || {
+            format!("= {} is not supported yet: allowed is 1", parallel.pipeline)
+        })?;
         between("parallel.min_tensor", parallel.min_tensor.into(), 1, parallel.tensor.into())?;
         for (key, name, family) in [
             ("model.kv_heads", "kv_heads", Family::Attn),
@@ -149,7 +152,14 @@ impl JobSpec {
     fn check_batch(&self) -> Result<(), Invalid> {
         let (batch, data) = (&self.batch, self.parallel.data);
         between("batch.global", batch.global.into(), data.into(), MOST_SAMPLES.into())?;
-        between("batch.micro", batch.micro.into(), 1, batch.global.into())
+        between("batch.micro", batch.micro.into(), 1, batch.global.into())?;
+        match batch.policy {
+            BatchPolicy::KeepGlobal => Ok(()),
+            BatchPolicy::Shrink => invalid(
+                "batch.policy",
+                "= \"shrink\" is not supported yet: allowed is \"keep_global\"".into(),
+            ),
+        }
     }
 
     fn check_optimizer(&self) -> Result<(), Invalid> {
