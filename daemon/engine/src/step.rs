@@ -89,7 +89,7 @@ impl Engine<'_> {
                 }
             }
             Event::WorkerDisconnected { job, worker } => {
-                self.on(&job, |job, _| job.disconnected(&worker));
+                self.on(&job, |job, ctx| job.disconnected(ctx, &worker));
             }
             Event::PlaneFailed { job, worker, epoch, peer: _, reason, timed_out: _ } => {
                 self.on(&job, |job, ctx| {
@@ -178,11 +178,6 @@ impl Engine<'_> {
     ) {
         self.cluster.agent_connected(self.now, node, gpus);
         let now = self.now;
-        for report in gpus {
-            if report.health == HealthClass::Fatal {
-                self.on_each(|job, ctx| job.gpu_lost(ctx, node, &report.gpu, &report.cause));
-            }
-        }
         self.on_each(|job, ctx| job.agent_listed(ctx, node, &workers));
         for (name, key, pid) in workers {
             let known = self.on(&name, |job, _| {
@@ -197,6 +192,10 @@ impl Engine<'_> {
             if known != Some(true) {
                 self.out.push(Command::Fence { node: node.clone(), job: name, worker: key });
             }
+        }
+        // Last, when every worker on them is known.
+        for report in gpus.iter().filter(|report| report.health == HealthClass::Fatal) {
+            self.on_each(|job, ctx| job.gpu_lost(ctx, node, &report.gpu, &report.cause));
         }
     }
 

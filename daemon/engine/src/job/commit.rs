@@ -171,6 +171,7 @@ impl Job {
         let epoch = self.epoch();
         if let Some(worker) = self.workers.get_mut(key) {
             worker.was_member = true;
+            worker.joined_by = None;
             worker.stopped = false;
             worker.completed = None;
             worker.last_progress = ctx.now;

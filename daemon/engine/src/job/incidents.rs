@@ -85,7 +85,7 @@ impl Incidents {
         self.open.get_mut(index)
     }
 
-    fn end(&mut self, incident: Incident) {
+    pub(crate) fn end(&mut self, incident: Incident) {
         self.ended.push(incident);
         if self.ended.len() > KEPT {
             self.ended.remove(0);

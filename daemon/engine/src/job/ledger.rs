@@ -126,7 +126,7 @@ fn notice(report: &CommittedStep, complete: bool, missing: u32, repeated: u32) -
 /// belong to the step. Step k covers the samples `(k-1)*global .. k*global`.
 fn tiling(global: u32, step: Step, ranges: &BTreeSet<(ReplicaId, u64, u32)>) -> (u32, u32) {
     let global = u64::from(global);
-    let (from, to) = (step.0.saturating_sub(1) * global, step.0 * global);
+    let (from, to) = (step.0.saturating_sub(1).saturating_mul(global), step.0.saturating_mul(global));
     let mut sorted: Vec<_> = ranges
         .iter()
         .map(|(_, first, samples)| (*first, first.saturating_add(u64::from(*samples))))

@@ -90,11 +90,9 @@ impl Job {
         let running = match &self.stage {
             Stage::Running { .. } => true,
             Stage::Closing(closing) => closing.paused,
-            Stage::Rebuilding { .. } => {
-                self.mark_stopping(key);
-                false
-            }
-            Stage::Pending
+            // While rebuilding, the Quiesced that follows counts: it says what is held.
+            Stage::Rebuilding { .. }
+            | Stage::Pending
             | Stage::Starting { .. }
             | Stage::Planning(_)
             | Stage::Preparing(_)
@@ -133,6 +131,7 @@ impl Job {
             | Stage::Ended => {}
         }
         self.learn_committed(key, &state);
+        let member = self.is_member(key);
         let Some(worker) = self.workers.get_mut(key) else {
             return;
         };
@@ -146,6 +145,18 @@ impl Job {
                 }
             }
             Stage::Rebuilding { .. } => worker.state = Some(state),
+            // Nobody waits for it, but now it can be prepared.
+            Stage::Closing(_)
+            | Stage::Running { .. }
+            | Stage::Starting { .. }
+            | Stage::Planning(_)
+            | Stage::Preparing(_)
+            | Stage::Waiting { .. }
+                if !member =>
+            {
+                worker.state = Some(state);
+                worker.stopped = true;
+            }
             // Repeated, or about an epoch that is over (ONE-EPOCH).
             Stage::Closing(_)
             | Stage::Running { .. }

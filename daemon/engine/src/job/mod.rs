@@ -215,30 +215,21 @@ impl Job {
         self.workers.iter().rfind(|(key, _)| key.gpu == *gpu)
     }
 
-    /// Who can take part in a layout now: stopped (or new), reachable, on a GPU that may train.
+    /// Who can take part in a layout now: stopped (or new), reachable, on a GPU that may train. A newcomer that is away
+    /// brings nothing worth waiting for.
     pub(crate) fn candidates(&self, cluster: &Cluster) -> BTreeMap<Place, WorkerKey> {
         let places = self.record.places.iter();
         places
             .filter(|(_, gpu)| cluster.may_train(gpu))
             .filter_map(|(place, gpu)| self.worker_on(gpu).map(|(key, w)| (place, key, w)))
-            .filter(|(_, _, worker)| worker.can_prepare())
+            .filter(|(_, key, worker)| worker.can_prepare() && (worker.session || self.is_member(key)))
             .map(|(place, key, _)| (*place, key.clone()))
             .collect()
     }
 
-    /// Whether some replica has `min_tensor` active slots in every stage.
+    /// Whether some replica trains when these places are filled.
     pub(crate) fn viable<'a>(&self, places: impl Iterator<Item = &'a Place>) -> bool {
-        let mut degrees: BTreeMap<(u32, u32), u32> = BTreeMap::new();
-        for place in places {
-            *degrees.entry((place.replica.0, place.stage.0)).or_default() += 1;
-        }
-        let parallel = &self.spec.parallel;
-        (0..parallel.data).any(|replica| {
-            (0..parallel.pipeline).all(|stage| {
-                let degree = degrees.get(&(replica, stage)).copied().unwrap_or(0);
-                degree >= parallel.min_tensor.max(1)
-            })
-        })
+        self.spec.training(places).is_ok()
     }
 
     pub(crate) fn persist(&self, ctx: &mut Ctx<'_>) {

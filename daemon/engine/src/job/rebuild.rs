@@ -1,7 +1,7 @@
 //! A new daemon: everybody is heard before anything is declared lost.
 
 use super::incidents::{Open, Sighting};
-use super::worker::{Completed, Worker, epoch_in_hand};
+use super::worker::{Completed, Worker};
 use super::{Closing, Job, Stage};
 use crate::state::Ctx;
 use crate::{HealthClass, Incident, IncidentKind, JobRecord, Phase, Time, Timeouts, WorkerPhase};
@@ -40,7 +40,7 @@ impl Job {
             if incident.recovered.is_none() && !phase.ended() {
                 job.incidents.open.push(Open { incident, worker: None });
             } else {
-                job.incidents.ended.push(incident);
+                job.incidents.end(incident);
             }
         }
         job
@@ -52,12 +52,6 @@ impl Job {
         worker.pid = pid;
         worker.was_member = self.is_member(key);
         self.workers.insert(key.clone(), worker);
-    }
-
-    /// Its plane failed: whatever it said before, it does not train any more.
-    pub(crate) fn mark_stopping(&mut self, key: &WorkerKey) {
-        let epoch = self.epoch();
-        self.observe_phase(key, WorkerPhase::Quiesced, epoch);
     }
 
     /// Nothing more is to be heard of the GPU's worker: it reported, or its agent says there is none.
@@ -156,7 +150,8 @@ impl Job {
         self.set_phase(ctx, Phase::Quiescing, reason);
         self.persist(ctx);
         let present: BTreeSet<_> = self.workers.keys().cloned().collect();
-        let absent: Vec<_> = self.members().into_iter().filter(|member| !present.contains(member)).collect();
+        let lost = |key: &WorkerKey| self.workers.get(key).is_none_or(|worker| !worker.alive());
+        let lost: Vec<_> = self.members().into_iter().filter(lost).collect();
         self.stage = Stage::Closing(Closing {
             epoch: self.record.last_epoch,
             paused: false,
@@ -164,7 +159,7 @@ impl Job {
             awaited: present.clone(),
             deadline: Some(ctx.now.after(ctx.timeouts.quiesce())),
         });
-        self.blame(ctx, &absent);
+        self.blame(ctx, &lost);
         for key in &present {
             self.stop_if_engaged(ctx, key, reason);
         }
@@ -186,8 +181,9 @@ impl Job {
         }
     }
 
-    fn blame(&mut self, ctx: &mut Ctx<'_>, absent: &[WorkerKey]) {
-        for key in absent {
+    /// `lost`: gone, or being killed since its GPU was reported lost.
+    fn blame(&mut self, ctx: &mut Ctx<'_>, lost: &[WorkerKey]) {
+        for key in lost {
             let (kind, signal) = match ctx.cluster.gpu(&key.gpu) {
                 Some((_, _, gpu)) if gpu.health == HealthClass::Fatal => {
                     (IncidentKind::GpuLost, gpu.cause.as_str())
@@ -221,7 +217,7 @@ impl Job {
                 self.quiesced(ctx, key, state);
             }
             WorkerPhase::Training | WorkerPhase::Preparing | WorkerPhase::Ready => {
-                self.send_close(ctx, key, epoch_in_hand(&state), reason);
+                self.close_own(ctx, key, &state, reason);
             }
         }
     }

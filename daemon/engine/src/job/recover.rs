@@ -1,9 +1,10 @@
 //! Closing an epoch, planning the next from what is held, and preparing it.
 
 use super::incidents::Sighting;
+use super::worker::epoch_in_hand;
 use super::{Closing, Job, Planning, Preparing, Stage};
 use crate::state::Ctx;
-use crate::{Command, IncidentKind, Participant, Phase, StepVote};
+use crate::{Command, IncidentKind, Participant, Phase, StepVote, WorkerPhase, WorkerState};
 use reknit_layout::{Epoch, Holding, Plan, PlanError, Step, WorkerKey};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -85,6 +86,22 @@ impl Job {
         });
     }
 
+    /// Ends what the worker says it is engaged in. A member that is ready for the committed layout takes it first: the
+    /// others may have given up already what it was sent (ONLY-COPY).
+    pub(crate) fn close_own(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        key: &WorkerKey,
+        state: &WorkerState,
+        reason: &str,
+    ) {
+        let committed = state.phase == WorkerPhase::Ready && state.ready_epoch == self.epoch();
+        if committed && self.is_member(key) {
+            self.resume(ctx, key);
+        }
+        self.send_close(ctx, key, epoch_in_hand(state), reason);
+    }
+
     pub(crate) fn send_pause(&self, ctx: &mut Ctx<'_>, worker: &WorkerKey, epoch: Epoch) {
         ctx.out.push(Command::Pause { job: self.record.name.clone(), worker: worker.clone(), epoch });
     }
@@ -111,6 +128,10 @@ impl Job {
 
     /// Counts who is accounted for; when all are, plans.
     pub(crate) fn account(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        // The boundary that they paused at was the end.
+        if self.try_complete(ctx) {
+            return true;
+        }
         let Stage::Closing(closing) = &mut self.stage else {
             return false;
         };
@@ -185,6 +206,7 @@ impl Job {
             members
                 .filter(|(key, worker)| worker.alive() && worker.stopped && self.is_member(key))
                 .filter_map(|(key, worker)| worker.state.as_ref().map(|state| (key, state)))
+                .filter(|(_, state)| self.plausible_step(state.holding.step))
         };
         let newest = states().map(|(_, state)| state.holding.step).max();
         // A member may have told the daemon of a commit and died: its vote is known all the same. A committed step
@@ -195,7 +217,7 @@ impl Job {
         let vote = own_vote.or(self.vote.filter(|_| self.committed == step));
         let mut holdings = BTreeMap::new();
         for (key, state) in states() {
-            let behind_by_one = state.holding.step.0 + 1 == step.0;
+            let behind_by_one = step.0.checked_sub(1) == Some(state.holding.step.0);
             let rolls = behind_by_one && state.prepared == step && vote.is_some();
             if (state.holding.step == step || rolls) && !state.holding.units.is_empty() {
                 let mut holding = state.holding.clone();

@@ -43,9 +43,14 @@ impl Job {
                 then.insert(*place, worker.clone());
             }
         }
+        // A drain that would stop the job waits until it would not.
+        let Ok(training) = self.spec.training(then.keys()) else {
+            return false;
+        };
+        // A replica that is still too small gets no place: its workers wait until there are enough of them.
         let joining: Vec<GpuId> = then
             .iter()
-            .filter(|(place, _)| !now.contains_key(place))
+            .filter(|(place, _)| !now.contains_key(place) && training.contains(&place.replica))
             .map(|(_, worker)| worker.gpu.clone())
             .collect();
         let leaving: Vec<GpuId> = now
@@ -53,9 +58,7 @@ impl Job {
             .filter(|(place, _)| !then.contains_key(place))
             .map(|(_, worker)| worker.gpu.clone())
             .collect();
-        // A drain that would stop the job waits until it would not.
-        let changes = !joining.is_empty() || !leaving.is_empty();
-        if !changes || !self.viable(then.keys()) {
+        if joining.is_empty() && leaving.is_empty() {
             return false;
         }
         for gpu in &joining {

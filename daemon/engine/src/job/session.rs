@@ -15,9 +15,14 @@ impl Job {
         }
     }
 
-    pub(crate) fn disconnected(&mut self, key: &WorkerKey) {
+    /// A member trains on without a session. A newcomer must be back in time to be of use.
+    pub(crate) fn disconnected(&mut self, ctx: &Ctx<'_>, key: &WorkerKey) {
+        let member = self.is_member(key);
         if let Some(worker) = self.workers.get_mut(key) {
             worker.session = false;
+            if !member {
+                worker.joined_by = Some(ctx.now.after(ctx.timeouts.start()));
+            }
         }
     }
 
@@ -131,10 +136,6 @@ impl Job {
     fn reconcile(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, state: WorkerState) {
         match &self.stage {
             Stage::Running { .. } if self.is_member(key) => self.reconcile_member(ctx, key, state),
-            Stage::Running { .. } | Stage::Starting { .. } | Stage::Waiting { .. } => {
-                self.keep_stopped(ctx, key, state);
-            }
-            Stage::Planning(_) => self.keep_stopped(ctx, key, state),
             Stage::Closing(closing) if closing.awaited.contains(key) => {
                 let (epoch, paused) = (closing.epoch, closing.paused);
                 let reason = closing.reason.clone();
@@ -144,11 +145,10 @@ impl Job {
                     }
                     WorkerPhase::Training if paused => self.send_pause(ctx, key, epoch),
                     WorkerPhase::Training | WorkerPhase::Preparing | WorkerPhase::Ready => {
-                        self.send_close(ctx, key, epoch_in_hand(&state), &reason);
+                        self.close_own(ctx, key, &state, &reason);
                     }
                 }
             }
-            Stage::Closing(_) => {}
             Stage::Preparing(preparing) if preparing.involves(key) => {
                 let counted = preparing.ready.contains_key(key);
                 let same = state.ready_epoch == preparing.epoch;
@@ -170,7 +170,12 @@ impl Job {
                     }
                 }
             }
-            Stage::Preparing(_) => {}
+            Stage::Running { .. }
+            | Stage::Starting { .. }
+            | Stage::Waiting { .. }
+            | Stage::Planning(_)
+            | Stage::Closing(_)
+            | Stage::Preparing(_) => self.keep_stopped(ctx, key, state),
             Stage::Rebuilding { .. } => {
                 if let Some(worker) = self.workers.get_mut(key) {
                     worker.state = Some(state);
@@ -187,7 +192,7 @@ impl Job {
         match state.phase {
             WorkerPhase::Idle | WorkerPhase::Quiesced | WorkerPhase::Completed => {}
             WorkerPhase::Training | WorkerPhase::Preparing | WorkerPhase::Ready => {
-                self.send_close(ctx, key, epoch_in_hand(&state), "this epoch is over for the worker");
+                self.close_own(ctx, key, &state, "this epoch is over for the worker");
             }
         }
         if let Some(worker) = self.workers.get_mut(key) {

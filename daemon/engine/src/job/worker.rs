@@ -10,7 +10,7 @@ pub(crate) struct Worker {
     pub(crate) pid: u32,
     pub(crate) fate: Fate,
     pub(crate) session: bool,
-    /// Until when its first session must open; `None` once it did.
+    /// Until when it must open a session, its first one or, while it is no member, the next; `None` once it did.
     pub(crate) joined_by: Option<Time>,
     pub(crate) endpoint: Option<Endpoint>,
     /// It was a member of a committed layout.
@@ -74,7 +74,7 @@ impl Worker {
         }
     }
 
-    /// A short loss of its session does not matter: orders are sent again when it is back.
+    /// A short loss of a member's session does not matter: orders are sent again when it is back.
     pub(crate) fn can_prepare(&self) -> bool {
         self.alive() && self.stopped && self.endpoint.is_some()
     }

@@ -5,6 +5,7 @@
 
 pub mod checks;
 pub mod faults;
+pub mod stories;
 pub mod trace;
 pub mod worker;
 

@@ -253,11 +253,11 @@ impl World {
 
     /// The next step, or the end.
     fn go_on(&mut self, key: &WorkerKey) {
+        let last = self.last_step();
         let Some(process) = self.processes.get_mut(key) else {
             return;
         };
         let (epoch, done) = (process.state.epoch, process.state.holding.step);
-        let last = self.store[&job_name()].spec.run.steps;
         if done.0 >= last {
             process.state.phase = WorkerPhase::Completed;
             let event = Event::Completed {
@@ -273,6 +273,10 @@ impl World {
         process.state.attempted = Step(done.0 + 1);
         let wait = self.step_time / 2 + self.random.below(self.step_time);
         self.at(wait, Happening::Prepared(key.clone(), epoch, Step(done.0 + 1)));
+    }
+
+    fn last_step(&self) -> u64 {
+        self.store[&job_name()].spec.run.steps
     }
 
     fn members_of(&self, key: &WorkerKey) -> Vec<WorkerKey> {
@@ -318,7 +322,8 @@ impl World {
         self.checks.commits(epoch, step);
         self.send_committed(key, epoch, step, false);
         match self.pause_after.get(&epoch) {
-            Some(last) if step >= *last => self.quiesce(key),
+            // At the last step there is nothing left to pause.
+            Some(last) if step >= *last && step.0 < self.last_step() => self.quiesce(key),
             Some(_) | None => self.go_on(key),
         }
     }

@@ -1,0 +1,211 @@
+//! Workers, sessions and daemons that come back at an awkward moment.
+
+mod world;
+
+use reknit_engine::*;
+use reknit_layout::*;
+use world::stories::*;
+use world::*;
+
+fn orders(world: &World, verb: &str) -> usize {
+    world.trace.iter().filter(|line| line.starts_with(verb)).count()
+}
+
+#[test]
+fn a_replica_that_stays_too_small_does_not_disturb_the_others() {
+    let mut strict = spec(2, 1_000);
+    strict.parallel.min_tensor = 2;
+    let mut world = World::with_spec(11, strict);
+    world.run_until_step(3);
+    world.health(&gpu(0, 0), HealthClass::Fatal, "XID 79");
+    run_until_degrees(&mut world, &[0, 2]);
+    let epoch = world.view().epoch;
+    world.run_ms(5_000);
+    assert_eq!((world.view().epoch, orders(&world, "pause")), (epoch, 0), "{:?}", world.trace);
+    assert!(world.on(&gpu(0, 1)).is_some(), "the other slot waits");
+    world.health(&gpu(0, 0), HealthClass::Healthy, "");
+    run_until_degrees(&mut world, &[2, 2]);
+    assert_eq!(world.view().epoch.0, epoch.0 + 1, "both slots join in one change");
+    assert_no_gap(&world);
+}
+
+/// TP2 without a second replica, just grown back from TP1: the order to resume has gone out to both.
+fn grown(seed: u64) -> (World, WorkerKey, WorkerKey) {
+    let mut alone = spec(2, 1_000);
+    alone.parallel.data = 1;
+    let mut world = World::with_spec(seed, alone);
+    world.run_until_step(3);
+    world.tell(Event::DrainGpu { gpu: gpu(0, 1) });
+    run_until_degrees(&mut world, &[1]);
+    world.trace.clear();
+    world.tell(Event::RestoreGpu { gpu: gpu(0, 1) });
+    world.run_until("resume", |world| world.trace.iter().any(|line| line.starts_with("resume 3 g01")));
+    let (stayed, new) = (world.on(&gpu(0, 0)).expect("it"), world.on(&gpu(0, 1)).expect("it"));
+    (world, stayed, new)
+}
+
+#[test]
+fn a_member_that_missed_resume_keeps_what_it_was_sent() {
+    let (mut world, stayed, new) = grown(12);
+    // The order is lost with the session; the other one swaps, drops what it gave away, and sees the plane fail.
+    world.flap_worker(&new, 30);
+    world.at(20 * MS, Happening::NoticesFailure(stayed, Epoch(3)));
+    world
+        .run_until("epoch 4", |world| world.view().epoch == Epoch(4) || world.view().phase == Phase::Waiting);
+    assert_eq!(world.view().phase, Phase::Running, "ONLY-COPY: {}", world.view().explanation);
+    run_until_degrees(&mut world, &[2]);
+    assert_no_gap(&world);
+}
+
+#[test]
+fn a_member_that_missed_resume_keeps_what_it_was_sent_through_a_daemons_death() {
+    let (mut world, stayed, new) = grown(13);
+    world.cut_worker(&new);
+    world.run_until("the other trains", |world| world.processes[&stayed].state.epoch == Epoch(3));
+    world.at(0, Happening::NoticesFailure(stayed.clone(), Epoch(3)));
+    world.run_until("it stops", |world| world.processes[&stayed].state.phase == WorkerPhase::Quiesced);
+    world.restart_daemon();
+    world
+        .run_until("epoch 4", |world| world.view().epoch == Epoch(4) || world.view().phase == Phase::Waiting);
+    assert_eq!(world.view().phase, Phase::Running, "ONLY-COPY: {}", world.view().explanation);
+    run_until_degrees(&mut world, &[2]);
+    assert_no_gap(&world);
+}
+
+#[test]
+fn a_gpu_lost_while_no_daemon_listened_is_no_source_and_is_named() {
+    let mut world = running(2);
+    let lost = gpu(1, 1);
+    let key = world.on(&lost).expect("it");
+    world.restart_daemon();
+    for reports in world.agents.values_mut() {
+        for report in reports.iter_mut().filter(|report| report.gpu == lost) {
+            report.health = HealthClass::Fatal;
+            report.cause = "XID 79: GPU has fallen off the bus".to_owned();
+        }
+    }
+    // The agent says so before any worker speaks.
+    world.at(0, Happening::AgentConnects(node(1)));
+    run_until_degrees(&mut world, &[2, 1]);
+    assert!(!world.processes.contains_key(&key), "its worker goes on");
+    let incident = fault(&world);
+    assert_eq!((incident.kind, incident.gpu), (IncidentKind::GpuLost, Some(lost)));
+    assert!(incident.signal.starts_with("XID 79"), "{}", incident.signal);
+    assert!(
+        world.trace.iter().any(|line| line.starts_with("plan 2 members=3 holders=3")),
+        "{:?}",
+        world.trace
+    );
+    assert_no_gap(&world);
+}
+
+#[test]
+fn a_worker_that_reports_late_from_an_older_change_still_joins() {
+    let mut world = running(2);
+    world.kill(&gpu(0, 1));
+    run_until_degrees(&mut world, &[1, 2]);
+    world.run_until("the newcomer prepares", |world| {
+        let new = world.on(&gpu(0, 1)).map(|key| world.processes[&key].state.phase);
+        new == Some(WorkerPhase::Preparing)
+    });
+    let new = world.on(&gpu(0, 1)).expect("it");
+    // It does not find the new daemon until that has given up waiting for reports.
+    world.processes.get_mut(&new).expect("it").frozen = true;
+    world.restart_daemon();
+    world.run_until_phase(Phase::Running);
+    assert_eq!(degrees(&world), [1, 2]);
+    world.processes.get_mut(&new).expect("it").frozen = false;
+    world.at(0, Happening::WorkerConnects(new.clone()));
+    run_until_degrees(&mut world, &[2, 2]);
+    assert_eq!(world.on(&gpu(0, 1)), Some(new), "it was not replaced");
+    assert_no_gap(&world);
+}
+
+#[test]
+fn a_plane_failure_told_to_a_new_daemon_says_nothing_of_what_is_held() {
+    let mut world = running(2);
+    let (first, second) = (world.on(&gpu(0, 0)).expect("it"), world.on(&gpu(1, 1)).expect("it"));
+    world.restart_daemon();
+    // The second one trains, and takes its time to find the new daemon.
+    world.sessions.insert(Link::Worker(second.clone()), 0);
+    world.run_ms(700);
+    assert_eq!(world.view().phase, Phase::Rebuilding);
+    world.tell(Event::PlaneFailed {
+        job: job_name(),
+        worker: first,
+        epoch: Epoch(1),
+        peer: None,
+        reason: "a peer's socket ended".to_owned(),
+        timed_out: false,
+    });
+    world.kill(&second.gpu);
+    run_until_degrees(&mut world, &[2, 1]);
+    assert!(
+        world.trace.iter().any(|line| line.starts_with("plan 2 members=3 holders=3")),
+        "{:?}",
+        world.trace
+    );
+    assert_no_gap(&world);
+}
+
+#[test]
+fn a_pause_at_the_last_step_ends_with_the_job() {
+    let mut world = World::new(14, 2, 12);
+    world.run_until_step(11);
+    world.run_until("the last step", |world| world.processes.values().all(|p| p.state.attempted == Step(12)));
+    let before = world.now;
+    world.tell(Event::DrainGpu { gpu: gpu(0, 1) });
+    world.run_until_phase(Phase::Completed);
+    assert!(world.now.0 - before.0 < 500 * MS, "a deadline was waited for");
+    let all = world.state.incidents(&job_name());
+    assert!(all.iter().all(|incident| incident.kind == IncidentKind::Planned), "{all:#?}");
+    assert_no_gap(&world);
+}
+
+/// Two GPUs return: the members pause for one, and the other one, which is given, has come up meanwhile.
+fn second_newcomer() -> (World, WorkerKey) {
+    let mut world = running(2);
+    let both = [gpu(0, 1), gpu(1, 1)];
+    for gpu in &both {
+        world.tell(Event::DrainGpu { gpu: gpu.clone() });
+    }
+    run_until_degrees(&mut world, &[1, 1]);
+    for gpu in &both {
+        world.tell(Event::RestoreGpu { gpu: gpu.clone() });
+    }
+    // One comes first, and the members pause for it. The other one comes up meanwhile.
+    world.run_until_phase(Phase::Quiescing);
+    let idle = |world: &World| {
+        let workers = world.view().workers;
+        workers
+            .into_iter()
+            .filter(|worker| worker.state == "idle")
+            .map(|worker| worker.worker)
+            .collect::<Vec<_>>()
+    };
+    world.run_until("the second one", |world| idle(world).len() == 2);
+    assert_eq!(world.view().phase, Phase::Quiescing);
+    let second = idle(&world)[1].clone();
+    (world, second)
+}
+
+#[test]
+fn nobody_waits_for_a_newcomer_that_is_away() {
+    let (mut world, second) = second_newcomer();
+    world.flap_worker(&second, 3_000);
+    let (step, until) = (world.view().committed_step.0, Time(world.now.0 + 2_000 * MS));
+    while world.next(until) {}
+    assert!(world.view().committed_step.0 > step + 10, "training stands still: {:?}", world.trace);
+    run_until_degrees(&mut world, &[2, 2]);
+    assert_no_gap(&world);
+}
+
+#[test]
+fn a_newcomer_that_stays_away_is_replaced() {
+    let (mut world, second) = second_newcomer();
+    world.freeze(&second.gpu);
+    world.cut_worker(&second);
+    run_until_degrees(&mut world, &[2, 2]);
+    assert!(!world.processes.contains_key(&second));
+    assert_no_gap(&world);
+}
