@@ -196,10 +196,15 @@ impl Job {
         }
     }
 
+    /// Nobody can have committed a step beyond the job's last.
+    pub(crate) fn plausible_step(&self, step: Step) -> bool {
+        step.0 <= self.spec.run.steps
+    }
+
     /// What a member says it has committed is committed: nobody may go on from below it.
     pub(crate) fn learn_committed(&mut self, key: &WorkerKey, state: &WorkerState) {
         let step = state.holding.step;
-        if self.is_member(key) && step >= self.committed {
+        if self.is_member(key) && self.plausible_step(step) && step >= self.committed {
             let same = self.vote.filter(|_| step == self.committed);
             self.vote = state.vote.or(same);
             self.committed = step;
@@ -207,6 +212,9 @@ impl Job {
     }
 
     pub(crate) fn step_committed(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, report: CommittedStep) {
+        if !self.plausible_step(report.step) {
+            return;
+        }
         let Some(worker) = self.workers.get_mut(key) else {
             return;
         };
