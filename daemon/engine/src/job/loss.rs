@@ -41,7 +41,10 @@ impl Job {
             Some(_) | None => IncidentKind::WorkerExited,
         };
         let sighting = Sighting { kind, signal: exit.how, reporter: format!("agent of {node}") };
-        self.gone(ctx, key, sighting);
+        // Only its own agent knows.
+        if self.workers.get(key).is_some_and(|worker| worker.node == *node) {
+            self.gone(ctx, key, sighting);
+        }
     }
 
     /// Whether the present layout, or the one being made, needs the worker.
