@@ -43,6 +43,10 @@ fn a_hello_that_makes_no_sense_says_why() {
     assert_eq!(why(|hello| hello.state = None), "state is missing");
     assert_eq!(why(|hello| hello.worker.as_mut().unwrap().gpu.clear()), "worker.gpu is missing");
     assert_eq!(why(|hello| hello.state.as_mut().unwrap().phase = 0), "state.phase is missing");
+    let injected = why(|hello| hello.node = "n0\n\u{1b}[31mERROR".to_owned());
+    assert!(injected.starts_with("node: ") && !injected.contains('\n'), "{injected}");
+    let long = why(|hello| hello.worker.as_mut().unwrap().job = "j".repeat(1 << 20));
+    assert!(long.starts_with("worker.job: ") && long.len() < 200, "{long}");
     let phase = why(|hello| hello.state.as_mut().unwrap().phase = 77);
     assert!(phase.starts_with("state.phase: ") && phase.contains("77"), "{phase}");
     let json = why(|hello| hello.state.as_mut().unwrap().holding = b"{".to_vec());

@@ -67,6 +67,24 @@ fn print_config_shows_what_wins() {
     assert_eq!(config.listen.port(), 9);
 }
 
+#[tokio::test]
+async fn a_job_file_is_told_back_short_and_harmless() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::embedded(dir.path());
+    let mut admin = daemon.admin().await;
+    let named = support::job_file("x");
+    for (what, job_toml) in [
+        ("name", named.replace("name = \"x\"", &format!("name = \"{}\"", "x".repeat(1 << 20)))),
+        ("unknown key", format!("{named}\n\"\\u001b[31mred\" = 1\n")),
+    ] {
+        let refused = admin.submit_job(v1::SubmitJobRequest { job_toml }).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{what}: {refused}");
+        let text = refused.message();
+        assert!(text.contains(what) && text.len() < 3_000, "{what}: {text}");
+        assert!(!text.contains(char::is_control), "{what}: {text:?}");
+    }
+}
+
 #[test]
 fn a_log_that_cannot_be_written_does_not_stop_it() {
     let dir = tempfile::tempdir().unwrap();

@@ -18,6 +18,8 @@ use tonic::{Request, Response, Status};
 /// Longer than a store's slowest write.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
+const LONGEST_ERROR: usize = 2_000;
+
 #[derive(Debug)]
 pub struct Admin {
     to_loop: Loop,
@@ -51,7 +53,7 @@ type Watch = Pin<Box<dyn Stream<Item = Result<v1::JobEvent, Status>> + Send>>;
 impl v1::admin_server::Admin for Admin {
     async fn submit_job(&self, request: Request<v1::SubmitJobRequest>) -> Result<Response<v1::Job>, Status> {
         let spec = JobSpec::parse(&request.into_inner().job_toml, "job")
-            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+            .map_err(|error| Status::invalid_argument(told_back(&error.to_string())))?;
         let name = spec.name.clone();
         let answer = self.ask(|reply| Ask::Submit(Box::new(spec), reply)).await?;
         job(&name, answer.map_err(refused)?)
@@ -154,6 +156,13 @@ fn watched(
             })),
         }),
     }
+}
+
+/// An error that quotes what it was given: neither control characters nor more than a status can carry.
+fn told_back(text: &str) -> String {
+    let (shown, rest) = text.split_at(text.floor_char_boundary(LONGEST_ERROR));
+    let shown: String = shown.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+    if rest.is_empty() { shown } else { format!("{shown}...") }
 }
 
 fn job(name: &str, view: Option<reknit_engine::JobView>) -> Result<Response<v1::Job>, Status> {

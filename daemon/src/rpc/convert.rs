@@ -10,6 +10,9 @@ use reknit_proto::v1;
 use std::time::Duration;
 use tonic::Status;
 
+/// Of a job, a node or a GPU.
+const LONGEST_NAME: usize = 256;
+
 // ---- What agents and workers say ----
 
 /// A message that makes no sense.
@@ -31,8 +34,15 @@ fn bad(field: &'static str, problem: impl ToString) -> BadMessage {
     BadMessage::Bad { field, problem: problem.to_string() }
 }
 
+/// Names stand in logs and on terminals.
 fn named(field: &'static str, name: String) -> Result<String, BadMessage> {
-    if name.is_empty() { Err(BadMessage::Missing(field)) } else { Ok(name) }
+    if name.is_empty() {
+        Err(BadMessage::Missing(field))
+    } else if name.len() > LONGEST_NAME || name.chars().any(char::is_control) {
+        Err(bad(field, format!("is longer than {LONGEST_NAME} bytes or holds control characters")))
+    } else {
+        Ok(name)
+    }
 }
 
 fn worker_key(key: Option<v1::WorkerKey>) -> Result<(JobName, WorkerKey), BadMessage> {
