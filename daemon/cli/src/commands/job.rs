@@ -80,7 +80,7 @@ fn prepare(file: &Path) -> Result<String, Failure> {
         *pattern = resolve(folder, pattern)
             .map_err(|problem| Failure::Usage(format!("{name}: data.files: {problem}")))?;
     }
-    toml::to_string(&spec).map_err(Failure::failed(name))
+    Ok(spec.to_toml())
 }
 
 /// The pattern from the root on. It must match at least one file here, and each must be readable.

@@ -139,11 +139,9 @@ impl Cluster {
         self.daemon = Some(child.map_err(Failure::failed("reknitd could not be started"))?);
         let deadline = Instant::now() + START_LIMIT;
         loop {
-            let text = std::fs::read_to_string(&ready).unwrap_or_default();
-            if text.ends_with('\n')
-                || text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok())
-            {
-                return Ok(text.trim().to_owned());
+            // It appears as a whole.
+            if let Ok(address) = std::fs::read_to_string(&ready) {
+                return Ok(address);
             }
             if let Some(death) = self.death_now() {
                 return Err(death);

@@ -88,7 +88,6 @@ mod tests {
 
     #[test]
     fn the_job_is_a_valid_job_file() {
-        let text = toml::to_string(&job()).unwrap();
-        assert_eq!(JobSpec::parse(&text, "demo").unwrap(), job());
+        assert_eq!(JobSpec::parse(&job().to_toml(), "demo").unwrap(), job());
     }
 }

@@ -37,8 +37,7 @@ pub(crate) async fn run(
     let mut admin = cluster.admin()?;
     let watch = WatchEventsRequest { job: String::new() };
     let events = admin.watch_events(watch).await.map_err(refused)?.into_inner();
-    let job_toml = toml::to_string(spec).map_err(Failure::failed("the demo's job file"))?;
-    admin.submit_job(SubmitJobRequest { job_toml }).await.map_err(refused)?;
+    admin.submit_job(SubmitJobRequest { job_toml: spec.to_toml() }).await.map_err(refused)?;
     let nominal = vec![TENSOR; spec.parallel.data as usize];
     let run =
         Run { record: Record::new(nominal, spec.batch.global), cluster, admin, script, lost: None, view };
