@@ -179,8 +179,9 @@ impl Lab {
     /// Loses a GPU the driver's way: it falls off the bus with XID 79.
     pub fn lose_gpu(&self, node: u32, gpu: u32) -> Result<()> {
         let state = self.driver_state(node).display().to_string();
-        driver(&["set", &state, &gpu.to_string(), "lost=true"])?;
-        driver(&["event", &state, &gpu.to_string(), "xid=79"])
+        // The word first: on a busy machine the readings alone would condemn the GPU before it.
+        driver(&["event", &state, &gpu.to_string(), "xid=79"])?;
+        driver(&["set", &state, &gpu.to_string(), "lost=true"])
     }
 
     pub fn give_back_gpu(&self, node: u32, gpu: u32) -> Result<()> {
