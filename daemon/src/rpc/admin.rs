@@ -160,9 +160,10 @@ fn watched(
 
 /// An error that quotes what it was given: neither control characters nor more than a status can carry.
 fn told_back(text: &str) -> String {
-    let (shown, rest) = text.split_at(text.floor_char_boundary(LONGEST_ERROR));
-    let shown: String = shown.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
-    if rest.is_empty() { shown } else { format!("{shown}...") }
+    let fits = text.char_indices().take_while(|(at, c)| at + c.len_utf8() <= LONGEST_ERROR).count();
+    let shown: String =
+        text.chars().take(fits).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+    if text.len() <= LONGEST_ERROR { shown } else { format!("{shown}...") }
 }
 
 fn job(name: &str, view: Option<reknit_engine::JobView>) -> Result<Response<v1::Job>, Status> {
