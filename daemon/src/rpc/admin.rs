@@ -18,7 +18,8 @@ use tonic::{Request, Response, Status};
 /// Longer than a store's slowest write.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-const LONGEST_ERROR: usize = 2_000;
+/// In characters. A client takes 16 KiB of a status, in which a byte may be written as three.
+const LONGEST_ERROR: usize = 1_000;
 
 #[derive(Debug)]
 pub struct Admin {
@@ -160,10 +161,15 @@ fn watched(
 
 /// An error that quotes what it was given: neither control characters nor more than a status can carry.
 fn told_back(text: &str) -> String {
-    let fits = text.char_indices().take_while(|(at, c)| at + c.len_utf8() <= LONGEST_ERROR).count();
-    let shown: String =
-        text.chars().take(fits).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
-    if text.len() <= LONGEST_ERROR { shown } else { format!("{shown}...") }
+    let mut shown: String = text
+        .chars()
+        .map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c })
+        .take(LONGEST_ERROR)
+        .collect();
+    if text.chars().nth(LONGEST_ERROR).is_some() {
+        shown.push_str("...");
+    }
+    shown
 }
 
 fn job(name: &str, view: Option<reknit_engine::JobView>) -> Result<Response<v1::Job>, Status> {
