@@ -52,6 +52,8 @@ pub(crate) struct Tracker {
 #[derive(Debug)]
 struct GpuHealth {
     reported: Verdict,
+    /// What was reported is an event's verdict, not a reading's.
+    told_by_event: bool,
     /// What the last reads say, once it is believed.
     condition: Option<Verdict>,
     /// What an event said, until its rejoin rule lifts it.
@@ -87,6 +89,7 @@ impl Tracker {
         let unseen = (!answered).then(|| Verdict::unknown("not read yet"));
         let health = GpuHealth {
             reported: unseen.clone().unwrap_or_else(|| Verdict::healthy("")),
+            told_by_event: false,
             condition: None,
             latched: None,
             unseen,
@@ -251,9 +254,12 @@ impl GpuHealth {
         let holding = [self.unseen.as_ref(), self.condition.as_ref(), latched];
         let worst = holding.into_iter().flatten().max_by_key(|verdict| verdict.class.severity());
         let verdict = worst.map_or_else(|| Verdict::healthy("reads healthy again"), Clone::clone);
-        if verdict.class == self.reported.class {
+        // The log's word may come after the reading that it explains, and says more.
+        let explains = latched.is_some_and(|latched| *latched == verdict) && !self.told_by_event;
+        if verdict.class == self.reported.class && !explains {
             return None;
         }
+        self.told_by_event = latched.is_some_and(|latched| *latched == verdict);
         self.reported = verdict.clone();
         Some(Transition { gpu: gpu.clone(), verdict })
     }
@@ -306,6 +312,17 @@ mod tests {
         assert_eq!(tracker.reading(now, &a, &answers()), None, "once is a glitch");
         let healthy = tracker.reading(now, &a, &answers());
         assert_eq!(class(healthy), Some(HealthClass::Healthy));
+    }
+
+    #[test]
+    fn an_xid_after_the_reading_explains_it_once() {
+        let (mut tracker, a, _, now) = tracker();
+        assert_eq!(tracker.reading(now, &a, &gone()), None);
+        assert_eq!(class(tracker.reading(now, &a, &gone())), Some(HealthClass::Fatal));
+        let explained = tracker.xid(now, &a, 79).unwrap();
+        assert_eq!(explained.verdict.cause, "XID 79: GPU has fallen off the bus");
+        assert_eq!(tracker.xid(now, &a, 79), None, "told once");
+        assert_eq!(tracker.reading(now, &a, &gone()), None);
     }
 
     #[test]

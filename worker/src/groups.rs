@@ -32,6 +32,7 @@ impl CommError {
         match self.error {
             PlaneError::Deadline { .. } => true,
             PlaneError::PeerLost { .. }
+            | PlaneError::PeerLeft { .. }
             | PlaneError::Aborted { .. }
             | PlaneError::Mismatch { .. }
             | PlaneError::Handshake { .. }
@@ -43,7 +44,10 @@ impl CommError {
         let rank = match &error {
             PlaneError::PeerLost { rank, .. } | PlaneError::Mismatch { rank, .. } => Some(*rank),
             PlaneError::Deadline { waiting_for, .. } => waiting_for.first().copied(),
-            PlaneError::Aborted { .. } | PlaneError::Handshake { .. } | PlaneError::Io { .. } => None,
+            PlaneError::PeerLeft { .. }
+            | PlaneError::Aborted { .. }
+            | PlaneError::Handshake { .. }
+            | PlaneError::Io { .. } => None,
         };
         let peer = rank.and_then(|rank| members.get(rank).cloned());
         Self { error, peer }

@@ -17,6 +17,9 @@ pub enum AbortReason {
 pub enum PlaneError {
     #[error("group {group}: rank {rank} is gone ({detail})")]
     PeerLost { group: String, rank: usize, detail: String },
+    /// A peer said that it leaves before it closed its connection: it is alive and not to blame.
+    #[error("group {group}: rank {rank} left the group by itself: {detail}")]
+    PeerLeft { group: String, rank: usize, detail: String },
     #[error(
         "group {group}: {what} did not finish within {after:?}; still waiting for rank(s) {waiting_for:?}"
     )]

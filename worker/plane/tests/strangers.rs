@@ -198,7 +198,7 @@ fn dropping_a_plane_fails_its_groups_and_tells_the_peers() {
     assert!(matches!(error, PlaneError::Aborted { .. }), "{error}");
     let error = second.submit(Op::Barrier, PATIENCE).wait().unwrap_err();
     assert!(
-        matches!(&error, PlaneError::PeerLost { rank: 0, detail, .. } if detail.contains("going away")),
+        matches!(&error, PlaneError::PeerLeft { rank: 0, detail, .. } if detail.contains("going away")),
         "{error}"
     );
 }

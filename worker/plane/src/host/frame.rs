@@ -40,6 +40,7 @@ impl Cause {
     pub(super) fn of(error: &PlaneError) -> Cause {
         match error {
             PlaneError::PeerLost { rank, .. } => Cause::LostPeer(*rank),
+            PlaneError::PeerLeft { .. } => Cause::Sibling,
             PlaneError::Deadline { waiting_for, .. } => match waiting_for.first() {
                 Some(rank) => Cause::Deadline(*rank),
                 None => Cause::Failure,

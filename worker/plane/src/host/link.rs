@@ -31,7 +31,10 @@ impl LinkError {
             LinkError::Left(Cause::LostPeer(dead)) if dead != me => {
                 (dead, format!("rank {peer} lost it and left the group"))
             }
-            LinkError::Left(cause) => (peer, format!("it left the group by itself: {cause}")),
+            LinkError::Left(cause) => {
+                let detail = cause.to_string();
+                return PlaneError::PeerLeft { group: group.to_owned(), rank: peer, detail };
+            }
         };
         PlaneError::PeerLost { group: group.to_owned(), rank, detail }
     }
