@@ -71,7 +71,7 @@ pub(crate) fn spawned(worker: &WorkerId, pid: u32) -> v1::AgentReport {
 pub(crate) fn exited(worker: &WorkerId, exit: &Exit) -> v1::AgentReport {
     let (signal, status) = match exit {
         Exit::Signal(signal) => (*signal, -1),
-        Exit::Status(status) => (0, *status),
+        Exit::Status { status, .. } => (0, *status),
         Exit::Adopted | Exit::NotStarted(_) | Exit::NotRunning => (0, -1),
     };
     report(Report::Exited(v1::WorkerExited {

@@ -39,7 +39,11 @@ impl fmt::Display for WorkerId {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Exit {
     Signal(i32),
-    Status(i32),
+    Status {
+        status: i32,
+        /// The last line of its log, when it did not end well: programs say there why.
+        last_words: Option<String>,
+    },
     /// Not this agent's child, so the kernel does not tell.
     Adopted,
     NotStarted(String),
@@ -51,7 +55,8 @@ impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Signal(signal) => write!(f, "killed by signal {signal}"),
-            Self::Status(status) => write!(f, "exit status {status}"),
+            Self::Status { status, last_words: None } => write!(f, "exit status {status}"),
+            Self::Status { status, last_words: Some(words) } => write!(f, "exit status {status}: {words}"),
             Self::Adopted => f.write_str("exited (status unknown: adopted)"),
             Self::NotStarted(why) => write!(f, "could not be started: {why}"),
             Self::NotRunning => f.write_str("was not running"),

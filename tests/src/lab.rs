@@ -147,9 +147,14 @@ impl Lab {
     }
 
     pub async fn submit(&mut self, job: TestJob) -> Result<()> {
-        let text = self.dir.path().join("text");
-        std::fs::write(&text, TEXT)?;
-        self.admin().await?.submit_job(SubmitJobRequest { job_toml: job.toml(&text) }).await?;
+        self.submit_on(job, TEXT).await
+    }
+
+    /// The job on this text.
+    pub async fn submit_on(&mut self, job: TestJob, text: &str) -> Result<()> {
+        let path = self.dir.path().join("text");
+        std::fs::write(&path, text)?;
+        self.admin().await?.submit_job(SubmitJobRequest { job_toml: job.toml(&path) }).await?;
         Ok(())
     }
 

@@ -119,6 +119,17 @@ async fn a_killed_daemon_costs_no_step_and_the_next_one_goes_on() -> Result<()> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_without_usable_data_says_so() -> Result<()> {
+    let mut lab = Lab::start(LabOptions::default()).await?;
+    let mut watch = lab.watch().await?;
+    lab.submit_on(TestJob::default(), "short").await?;
+    watch.until("the reason", |seen| seen.explanation.contains("5 bytes in all")).await?;
+    ensure!(watch.phase == "Starting", "{}", watch.phase);
+    ensure!(lab.job().await?.explanation.contains("give more text"));
+    lab.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_ends_with_equal_replicas() -> Result<()> {
     let mut lab = Lab::start(LabOptions::default()).await?;
     let mut watch = lab.watch().await?;

@@ -48,9 +48,14 @@ pub fn run(desk: &Desk, orders: &Receiver<Order>) -> Result<(), RankError> {
             Ok(Order::CloseEpoch { .. } | Order::Pause { .. } | Order::Prepare(_) | Order::Resume { .. }) => {
                 warn!("an order came before the welcome; ignored");
             }
-            Err(_) => return Ok(()),
+            Err(_) => return Err(session_lost()),
         }
     }
+}
+
+/// It outlives the training thread unless it panics.
+fn session_lost() -> RankError {
+    RankError::Refused("the thread that talks to the daemon has died".to_owned())
 }
 
 fn serve<T: Real + Element>(
@@ -91,12 +96,12 @@ impl<T: Real + Element> Control<'_, T> {
                 Phase::Training => match orders.try_recv() {
                     Ok(order) => Some(order),
                     Err(TryRecvError::Empty) => None,
-                    Err(TryRecvError::Disconnected) => return Ok(()),
+                    Err(TryRecvError::Disconnected) => return Err(session_lost()),
                 },
                 Phase::Idle | Phase::Quiesced | Phase::Preparing | Phase::Ready | Phase::Completed => {
                     match orders.recv() {
                         Ok(order) => Some(order),
-                        Err(_) => return Ok(()),
+                        Err(_) => return Err(session_lost()),
                     }
                 }
             };

@@ -9,9 +9,9 @@ use reknit_worker::control::{self, Desk};
 use reknit_worker::rank::RankError;
 use reknit_worker::session::{Outbox, Session};
 use reknit_worker::status::Status;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
-use tracing::error;
 
 // From sysexits.h, so that the daemon and people can tell why a worker left.
 const EX_USAGE: u8 = 64;
@@ -35,14 +35,14 @@ fn main() -> ExitCode {
     let plane = match HostPlane::new(&config.node, &config.data_ip.to_string()) {
         Ok(plane) => Arc::new(plane),
         Err(error) => {
-            error!(%error, "the data plane cannot listen");
+            last_words(&format!("the data plane cannot listen: {error}"));
             return EX_UNAVAILABLE.into();
         }
     };
     match serve(&config, plane) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            error!(%error, "the worker cannot go on");
+            last_words(&error.to_string());
             match error {
                 RankError::Corpus(_) => EX_NOINPUT.into(),
                 RankError::Refused(_) => EX_UNAVAILABLE.into(),
@@ -54,6 +54,11 @@ fn main() -> ExitCode {
             }
         }
     }
+}
+
+/// Why it leaves, in one plain line and as its last: the agent passes it on. A full disk must not change the exit status.
+fn last_words(why: &str) {
+    let _ = writeln!(std::io::stderr(), "reknit-worker: {why}");
 }
 
 /// The session runs on a thread of its own, so that a step never delays it; training runs here.
@@ -95,6 +100,7 @@ fn start_logging(format: LogFormat) {
         .with_env_filter(filter)
         // It would panic on a full disk.
         .log_internal_errors(false)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
     match format {
         LogFormat::Human => builder.init(),

@@ -1,6 +1,6 @@
 //! `reknit-simdriver`: makes GPUs for the simulated driver, and breaks and mends them.
 
-use anyhow::{Context, bail};
+use anyhow::{anyhow, bail};
 use clap::{Parser, Subcommand};
 use reknit_simdriver::state::State;
 use std::io::{self, Write};
@@ -85,7 +85,7 @@ fn run(command: Command) -> anyhow::Result<()> {
 
 /// The newest library beside this program; Cargo leaves a test's build in `deps`.
 fn library() -> anyhow::Result<PathBuf> {
-    let program = std::env::current_exe().context("cannot find this program's folder")?;
+    let program = std::env::current_exe().map_err(|e| anyhow!("cannot find this program's folder: {e}"))?;
     let folder = program.parent().unwrap_or(&program);
     let built = [folder.join(LIBRARY), folder.join("deps").join(LIBRARY)];
     let age = |path: &PathBuf| path.metadata().and_then(|file| file.modified()).ok();
@@ -110,7 +110,8 @@ fn main() -> ExitCode {
     match run(arguments.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("reknit-simdriver: {e:#}");
+            // The errors name their causes themselves.
+            eprintln!("reknit-simdriver: {e}");
             ExitCode::from(EX_USAGE)
         }
     }

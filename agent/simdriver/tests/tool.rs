@@ -47,4 +47,6 @@ fn the_tool_does_what_it_says() {
         assert_eq!((code, stdout.as_str()), (64, ""), "{bad:?}");
         assert_eq!(stderr.lines().count(), 1, "{bad:?}: {stderr}");
     }
+    let (_, _, stderr) = run(&["show", "/nonexistent/state.json"]);
+    assert_eq!(stderr.matches("os error").count(), 1, "{stderr}");
 }

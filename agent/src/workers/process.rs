@@ -7,11 +7,11 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, pidfd_send_signal, waitid,
 };
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
@@ -40,6 +40,8 @@ pub(super) struct Process {
     start_time: u64,
     pidfd: Arc<OwnedFd>,
     adopted: bool,
+    /// Where it writes, if into a file of its own.
+    log: Option<PathBuf>,
 }
 
 impl Process {
@@ -56,10 +58,15 @@ impl Process {
             .env("CUDA_VISIBLE_DEVICES", &worker.key.gpu.0)
             .stdin(Stdio::null())
             .process_group(0);
-        if let LogTo::Folder(folder) = &spec.logs {
-            let log = File::create(folder.join(log_name(worker, index)))?;
-            command.stdout(log.try_clone()?).stderr(log);
-        }
+        let log = match &spec.logs {
+            LogTo::Folder(folder) => {
+                let path = folder.join(log_name(worker, index));
+                let log = File::create(&path)?;
+                command.stdout(log.try_clone()?).stderr(log);
+                Some(path)
+            }
+            LogTo::Inherit => None,
+        };
         let mut child = command.spawn()?;
         let pid = pid_of(child.id())?;
         // Nothing else reaps children here, so the number is still this child's.
@@ -72,7 +79,7 @@ impl Process {
             }
         };
         let start_time = start_time(pid).unwrap_or(0);
-        Ok(Self { pid, start_time, pidfd, adopted: false })
+        Ok(Self { pid, start_time, pidfd, adopted: false, log })
     }
 
     /// The recorded process, if it still runs.
@@ -85,7 +92,7 @@ impl Process {
         };
         // Looked at after the pidfd was opened: what matches now is what the pidfd holds.
         let same = start_time(pid) == Some(record.start_time);
-        Ok(same.then_some(Self { pid, start_time: record.start_time, pidfd, adopted: true }))
+        Ok(same.then_some(Self { pid, start_time: record.start_time, pidfd, adopted: true, log: None }))
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -104,7 +111,7 @@ impl Process {
     /// Waits for the end and tells how it came.
     pub(super) fn end(&self) -> io::Result<impl Future<Output = Exit> + Send + 'static> {
         let watched = readable(self.pidfd.clone())?;
-        let (pid, adopted) = (self.pid, self.adopted);
+        let (pid, adopted, log) = (self.pid, self.adopted, self.log.clone());
         Ok(async move {
             // A pidfd is readable once, for good, when its process has ended.
             let _error_is_an_end_too = watched.readable().await;
@@ -116,13 +123,30 @@ impl Process {
             match waitid(WaitId::PidFd(watched.get_ref().as_fd()), WaitIdOptions::EXITED) {
                 Ok(Some(status)) => match (status.terminating_signal(), status.exit_status()) {
                     (Some(signal), _) => Exit::Signal(signal),
-                    (None, Some(status)) => Exit::Status(status),
+                    (None, Some(0)) => Exit::Status { status: 0, last_words: None },
+                    (None, Some(status)) => {
+                        Exit::Status { status, last_words: log.and_then(|log| last_words(&log)) }
+                    }
                     (None, None) => Exit::Adopted,
                 },
                 Ok(None) | Err(_) => Exit::Adopted,
             }
         })
     }
+}
+
+/// The last line of a log, without what a terminal would act on. `None` when there is none that can be read.
+fn last_words(log: &Path) -> Option<String> {
+    const TAIL: u64 = 4096;
+    const LONGEST: usize = 300;
+    let mut file = File::open(log).ok()?;
+    let start = file.metadata().ok()?.len().saturating_sub(TAIL);
+    file.seek(SeekFrom::Start(start)).ok()?;
+    let mut tail = Vec::new();
+    file.take(TAIL).read_to_end(&mut tail).ok()?;
+    let tail = String::from_utf8_lossy(&tail);
+    let line = tail.lines().rev().find(|line| !line.trim().is_empty())?;
+    Some(line.chars().filter(|c| !c.is_control()).take(LONGEST).collect())
 }
 
 fn pid_of(number: u32) -> io::Result<Pid> {

@@ -91,9 +91,9 @@ impl Engine<'_> {
             Event::WorkerDisconnected { job, worker } => {
                 self.on(&job, |job, ctx| job.disconnected(ctx, &worker));
             }
-            Event::PlaneFailed { job, worker, epoch, peer: _, reason, timed_out: _ } => {
+            Event::PlaneFailed { job, worker, epoch, peer, reason, timed_out: _ } => {
                 self.on(&job, |job, ctx| {
-                    job.plane_failed(ctx, &worker, epoch, &reason);
+                    job.plane_failed(ctx, &worker, epoch, peer.as_ref(), &reason);
                 });
             }
             Event::Quiesced { job, worker, state } => {

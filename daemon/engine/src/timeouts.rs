@@ -107,7 +107,12 @@ impl Timeouts {
         Duration::from_millis(self.rejoin_hold_ms.into())
     }
 
-    /// The hold after `relapses` starts in a row that never became a member: it doubles, up to a minute.
+    /// A member for so long has lasted: its next loss is no relapse.
+    pub fn settled(&self) -> Duration {
+        self.rejoin_hold() * 20
+    }
+
+    /// The hold after `relapses` losses in a row, none of a worker that had lasted: it doubles, up to a minute.
     pub fn rejoin_hold_after(&self, relapses: u32) -> Duration {
         let doubled = self.rejoin_hold().saturating_mul(1u32.checked_shl(relapses).unwrap_or(u32::MAX));
         doubled.min(Duration::from_secs(60).max(self.rejoin_hold()))

@@ -209,3 +209,39 @@ fn a_newcomer_that_stays_away_is_replaced() {
     assert!(!world.processes.contains_key(&second));
     assert_no_gap(&world);
 }
+
+#[test]
+fn a_worker_that_does_not_last_is_started_less_and_less_often() {
+    let mut world = running(2);
+    let frail = gpu(1, 1);
+    let mut absences = Vec::new();
+    for _ in 0..3 {
+        world.kill(&frail);
+        run_until_degrees(&mut world, &[2, 1]);
+        let gone = world.now;
+        run_until_degrees(&mut world, &[2, 2]);
+        absences.push(world.now.0 - gone.0);
+    }
+    let hold = TIMEOUTS.rejoin_hold().as_micros() as u64;
+    assert!(absences[0] < 2 * hold, "{absences:?}");
+    assert!(absences[1] > absences[0] + hold / 2 && absences[2] > absences[1] + hold, "{absences:?}");
+
+    world.run_ms(TIMEOUTS.settled().as_millis() as u64 + 1_000);
+    world.kill(&frail);
+    run_until_degrees(&mut world, &[2, 1]);
+    let gone = world.now;
+    run_until_degrees(&mut world, &[2, 2]);
+    assert!(world.now.0 - gone.0 < 2 * hold, "one that had lasted is no relapse");
+}
+
+#[test]
+fn what_an_agent_learns_later_of_a_lost_gpu_is_in_the_record() {
+    let mut world = running(2);
+    let lost = gpu(0, 1);
+    world.health(&lost, HealthClass::Fatal, "the GPU does not answer");
+    world.health(&lost, HealthClass::Fatal, "XID 79: GPU has fallen off the bus");
+    run_until_degrees(&mut world, &[1, 2]);
+    world.run_until("the record", |world| fault(world).recovered.is_some());
+    assert_eq!(fault(&world).kind, IncidentKind::GpuLost);
+    assert_eq!(fault(&world).signal, "XID 79: GPU has fallen off the bus");
+}

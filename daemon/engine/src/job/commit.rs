@@ -78,7 +78,7 @@ impl Job {
             .collect();
         if let Some(first) = missing.first() {
             let limit = ctx.timeouts.ready().as_millis();
-            self.suspect_plane(ctx, first, &format!("not ready within {limit} ms"));
+            self.suspect_plane(ctx, first, None, &format!("not ready within {limit} ms"));
         }
         for worker in &missing {
             self.strike(ctx, worker);
@@ -105,7 +105,7 @@ impl Job {
         if self.digest_strikes > 1 {
             self.fail(ctx, text);
         } else if let Some(first) = self.first_ready() {
-            self.suspect_plane(ctx, &first, text);
+            self.suspect_plane(ctx, &first, None, text);
         } else {
             self.fail(ctx, text);
         }
@@ -170,13 +170,12 @@ impl Job {
     pub(crate) fn resume(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey) {
         let epoch = self.epoch();
         if let Some(worker) = self.workers.get_mut(key) {
-            worker.was_member = true;
+            worker.member_since.get_or_insert(ctx.now);
             worker.joined_by = None;
             worker.stopped = false;
             worker.completed = None;
             worker.last_progress = ctx.now;
         }
-        self.losses.remove(&key.gpu);
         self.observe_phase(key, WorkerPhase::Training, epoch);
         ctx.out.push(Command::Resume { job: self.record.name.clone(), worker: key.clone(), epoch });
     }

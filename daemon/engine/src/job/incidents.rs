@@ -109,7 +109,9 @@ impl Job {
         match self.incidents.matching(worker, sighting.kind) {
             Some(open) => {
                 let heavier = weight(sighting.kind) > weight(open.incident.kind);
-                if open.worker.is_none() || heavier {
+                // An agent tells of a lost GPU again only when it knows more.
+                let better = sighting.kind == IncidentKind::GpuLost && open.incident.kind == sighting.kind;
+                if open.worker.is_none() || heavier || better {
                     open.incident.kind = sighting.kind;
                     open.incident.signal = sighting.signal;
                     advice(sighting.kind).clone_into(&mut open.incident.advice);

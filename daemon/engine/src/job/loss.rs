@@ -4,7 +4,7 @@ use super::incidents::Sighting;
 use super::worker::Fate;
 use super::{Job, Loss, Stage};
 use crate::state::Ctx;
-use crate::{ExitStatus, IncidentKind, Time, Timeouts, WorkerState};
+use crate::{ExitStatus, IncidentKind, Phase, Time, Timeouts, WorkerState};
 use reknit_layout::{Epoch, GpuId, NodeName, WorkerKey};
 
 impl Job {
@@ -17,13 +17,21 @@ impl Job {
             Fate::Stopping { .. } => true,
             Fate::Alive | Fate::Fencing { .. } => false,
         };
-        let was_member = worker.was_member;
+        let member_since = worker.member_since;
         self.notify_worker(ctx, key, &format!("gone: {}", sighting.signal));
         self.workers.remove(key);
         if !expected {
-            let before = self.losses.get(&key.gpu).map_or(0, |loss| loss.relapses);
-            let loss = Loss { at: ctx.now, relapses: if was_member { 0 } else { before + 1 } };
+            let settled = member_since.is_some_and(|since| ctx.now >= since.after(ctx.timeouts.settled()));
+            let relapses = match self.losses.get(&key.gpu) {
+                Some(before) if !settled => before.relapses + 1,
+                Some(_) | None => u32::from(member_since.is_none()),
+            };
+            let loss = Loss { at: ctx.now, relapses, signal: sighting.signal.clone() };
             self.losses.insert(key.gpu.clone(), loss);
+            if let Stage::Starting { .. } = self.stage {
+                let explanation = format!("{}: {}", self.name_of(key), sighting.signal);
+                self.set_phase(ctx, Phase::Starting, &explanation);
+            }
             if self.concerns(key) {
                 let reason = format!("{}: {}", self.name_of(key), sighting.signal);
                 self.accuse(ctx, key, sighting);
@@ -89,7 +97,14 @@ impl Job {
     }
 
     /// A report of the plane is only a suspicion: it ends the epoch and condemns nobody.
-    pub(crate) fn plane_failed(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, epoch: Epoch, reason: &str) {
+    pub(crate) fn plane_failed(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        key: &WorkerKey,
+        epoch: Epoch,
+        peer: Option<&WorkerKey>,
+        reason: &str,
+    ) {
         let running = match &self.stage {
             Stage::Running { .. } => true,
             Stage::Closing(closing) => closing.paused,
@@ -104,13 +119,23 @@ impl Job {
             | Stage::Ended => false,
         };
         if running && epoch == self.epoch() && self.is_member(key) {
-            self.suspect_plane(ctx, key, reason);
+            self.suspect_plane(ctx, key, peer, reason);
         }
     }
 
-    pub(crate) fn suspect_plane(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, reason: &str) {
+    /// `peer`: whom the reporter does not reach any more, if it can tell.
+    pub(crate) fn suspect_plane(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        key: &WorkerKey,
+        peer: Option<&WorkerKey>,
+        reason: &str,
+    ) {
         let reporter = self.name_of(key);
-        let text = format!("{reporter}: {reason}");
+        let text = match peer {
+            Some(peer) => format!("{reporter} no longer reaches {}", self.name_of(peer)),
+            None => format!("{reporter}: {reason}"),
+        };
         let sighting = Sighting { kind: IncidentKind::PlaneFailed, signal: reason.to_owned(), reporter };
         self.suspect(ctx, sighting);
         self.disturb(ctx, &text);
@@ -120,7 +145,7 @@ impl Job {
         match &self.stage {
             // It stopped by itself and its report of the failure did not arrive.
             Stage::Running { .. } if self.is_member(key) && state.epoch == self.epoch() => {
-                self.suspect_plane(ctx, key, "it stopped by itself");
+                self.suspect_plane(ctx, key, None, "it stopped by itself");
             }
             Stage::Running { .. }
             | Stage::Closing(_)
@@ -198,7 +223,7 @@ impl Job {
         if !current {
             return;
         }
-        self.suspect_plane(ctx, key, reason);
+        self.suspect_plane(ctx, key, peer, reason);
         let blamed = if involved { peer.unwrap_or(key) } else { key };
         self.strike(ctx, &blamed.clone());
     }

@@ -46,7 +46,7 @@ pub(crate) struct Job {
     /// The newest step seen committed, with its vote and loss.
     pub(crate) committed: Step,
     pub(crate) vote: Option<StepVote>,
-    /// GPUs whose last worker was lost: when, and how often in a row before it became a member.
+    /// The last loss of each GPU.
     pub(crate) losses: BTreeMap<GpuId, Loss>,
     /// How often a worker was the reason why a preparation failed, since the last commit.
     pub(crate) strikes: BTreeMap<WorkerKey, u32>,
@@ -54,10 +54,13 @@ pub(crate) struct Job {
     pub(crate) digest_strikes: u32,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Loss {
     pub(crate) at: Time,
+    /// How often in a row its workers did not last.
     pub(crate) relapses: u32,
+    /// What was seen.
+    pub(crate) signal: String,
 }
 
 /// Where the job stands, with what only matters there. Its name for operators is the record's phase.

@@ -50,7 +50,7 @@ impl Job {
     pub(crate) fn adopt(&mut self, now: Time, node: &NodeName, key: &WorkerKey, pid: u32) {
         let mut worker = Worker::new(node.clone(), now);
         worker.pid = pid;
-        worker.was_member = self.is_member(key);
+        worker.member_since = self.is_member(key).then_some(now);
         self.workers.insert(key.clone(), worker);
     }
 
@@ -105,7 +105,7 @@ impl Job {
                 continue;
             };
             worker.last_progress = ctx.now;
-            worker.was_member = true;
+            worker.member_since.get_or_insert(ctx.now);
             worker.stopped = false;
             match worker.state.as_ref().map(|state| state.phase) {
                 Some(WorkerPhase::Ready) => self.resume(ctx, key),

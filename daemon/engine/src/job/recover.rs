@@ -284,18 +284,26 @@ impl Job {
     }
 
     fn wait(&mut self, ctx: &mut Ctx<'_>, planning: Planning, error: &PlanError) {
+        let last = self.losses.iter().max_by_key(|(_, loss)| loss.at);
+        let last = last.map_or(String::new(), |(gpu, loss)| match self.place_of_gpu(gpu) {
+            Some(place) => format!(" (the last to go was worker {place}: {})", loss.signal),
+            None => String::new(),
+        });
         let explanation = match error {
             PlanError::Unrecoverable(_) => format!(
                 "{error} at step {}: stop the job and submit it again from its beginning, or from a checkpoint \
-                 once there is one; returning GPUs come back empty",
+                 once there is one; returning GPUs come back empty{last}",
                 planning.resume_step
             ),
             PlanError::TooFew { .. } => {
-                format!("{error}: it goes on by itself when enough GPUs are back")
+                format!("{error}: it goes on by itself when enough GPUs are back{last}")
             }
         };
         self.set_phase(ctx, Phase::Waiting, &explanation);
         self.persist(ctx);
+        for incident in self.incidents.current() {
+            incident.advice.clone_from(&explanation);
+        }
         self.persist_incidents(ctx);
         self.stage = Stage::Waiting { tried: planning.members };
     }

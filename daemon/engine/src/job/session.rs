@@ -79,7 +79,9 @@ impl Job {
         worker.session = true;
         worker.joined_by = None;
         worker.last_progress = ctx.now;
-        worker.was_member |= member;
+        if member {
+            worker.member_since.get_or_insert(ctx.now);
+        }
         if !worker.alive() {
             self.repeat_end(ctx, key);
             return true;
@@ -157,7 +159,7 @@ impl Job {
                     WorkerPhase::Ready if same && counted => {}
                     // Its Ready was lost with the old session, and with it the digest: once more under a new epoch.
                     WorkerPhase::Ready if same => {
-                        self.suspect_plane(ctx, key, "its session ended while it got ready");
+                        self.suspect_plane(ctx, key, None, "its session ended while it got ready");
                     }
                     WorkerPhase::Idle
                     | WorkerPhase::Quiesced
@@ -217,7 +219,7 @@ impl Job {
             | WorkerPhase::Ready
             | WorkerPhase::Completed => {
                 let phase = state.phase;
-                self.suspect_plane(ctx, key, "it came back without training");
+                self.suspect_plane(ctx, key, None, "it came back without training");
                 match phase {
                     WorkerPhase::Idle | WorkerPhase::Quiesced | WorkerPhase::Completed => {
                         self.quiesced(ctx, key, state);

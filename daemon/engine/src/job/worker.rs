@@ -13,8 +13,8 @@ pub(crate) struct Worker {
     /// Until when it must open a session, its first one or, while it is no member, the next; `None` once it did.
     pub(crate) joined_by: Option<Time>,
     pub(crate) endpoint: Option<Endpoint>,
-    /// It was a member of a committed layout.
-    pub(crate) was_member: bool,
+    /// Since when it is or was a member of committed layouts.
+    pub(crate) member_since: Option<Time>,
     /// The last state it reported.
     pub(crate) state: Option<WorkerState>,
     /// It has stopped under the state above, or is new and holds nothing: it can be prepared.
@@ -52,7 +52,7 @@ impl Worker {
             session: false,
             joined_by: None,
             endpoint: None,
-            was_member: false,
+            member_since: None,
             state: None,
             stopped: false,
             last_progress: now,

@@ -102,6 +102,10 @@ pub struct World {
     pub lie_about_digests: bool,
 }
 
+/// Short, so that stories end soon.
+pub const TIMEOUTS: Timeouts =
+    Timeouts { operation_ms: 1_000, rejoin_hold_ms: 200, start_ms: 5_000, rebuild_ms: 1_000 };
+
 pub fn job_name() -> JobName {
     JobName("demo".to_owned())
 }
@@ -160,8 +164,7 @@ impl World {
 
     pub fn with_spec(seed: u64, spec: JobSpec) -> Self {
         let tensor = spec.parallel.tensor;
-        let timeouts =
-            Timeouts { operation_ms: 1_000, rejoin_hold_ms: 200, start_ms: 5_000, rebuild_ms: 1_000 };
+        let timeouts = TIMEOUTS;
         timeouts.validate().expect("the ladder");
         let mut world = Self {
             state: State::new(timeouts),
