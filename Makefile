@@ -1,7 +1,9 @@
 # Each command does its own set-up. `make` alone says what there is.
+# `make demo` prints to stdout what the demo does and nothing else: its recipes are silent, and set-up talks on stderr.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-print-directory
 CARGO ?= cargo
 # Where cargo puts what it builds.
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -17,10 +19,10 @@ setup: ## Install what the build needs and is not there yet
 	@.ci/setup
 
 build: setup ## Build all programs, optimised
-	$(CARGO) build --release --locked $(PROGRAMS)
+	@$(CARGO) build --release --locked $(PROGRAMS) >&2
 
 demo: build ## Watch a job lose two GPUs and take them back; ARGS="--verify --plain ..." go to `reknit demo`
-	$(TARGET)/release/reknit demo $(ARGS)
+	@$(TARGET)/release/reknit demo $(ARGS)
 
 test: setup ## Check format, lints, purity and documents, then run every test
 	$(CARGO) fmt --all --check

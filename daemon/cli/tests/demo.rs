@@ -5,15 +5,24 @@
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
-/// `reknit demo` whose temporary folder lies under `dir`.
-fn demo(dir: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_reknit"));
-    command.args(["demo", "--steps", "40"]).env("TMPDIR", dir);
-    // What the user has set for a real cluster must not reach the demo's.
-    command.env("REKNIT_DAEMON", "http://192.0.2.1:1").env("REKNIT_NODE", "elsewhere");
-    command
+/// What the user has set for a real cluster must not reach the demo's. Its temporary folder lies under `dir`.
+fn surroundings<'a>(command: &'a mut Command, dir: &Path) -> &'a mut Command {
+    command.env("TMPDIR", dir).env("REKNIT_DAEMON", "http://192.0.2.1:1").env("REKNIT_NODE", "elsewhere")
+}
+
+/// `make demo` with the programs of this build in place of a new one.
+fn make_demo(dir: &Path, args: &str) -> Output {
+    let target = tempfile::tempdir().unwrap();
+    let programs = Path::new(env!("CARGO_BIN_EXE_reknit")).parent().unwrap();
+    std::os::unix::fs::symlink(programs, target.path().join("release")).unwrap();
+    let mut command = Command::new("make");
+    command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    command.args(["demo", "CARGO=true", &format!("ARGS={args}")]).env("CARGO_TARGET_DIR", target.path());
+    // Those of the make that runs this test.
+    command.env_remove("MAKEFLAGS").env_remove("MAKELEVEL");
+    surroundings(&mut command, dir).output().unwrap()
 }
 
 /// Processes that were started with `dir` on their command line or in their environment. Ended ones have neither.
@@ -40,7 +49,7 @@ fn nothing_is_left(dir: &Path) {
 #[test]
 fn two_faults_heal_and_nothing_is_lost() {
     let dir = tempfile::tempdir().unwrap();
-    let output = demo(dir.path()).args(["--format", "json"]).output().unwrap();
+    let output = make_demo(dir.path(), "--steps 40 --format json");
     let log = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{log}");
     let text = String::from_utf8(output.stdout).unwrap();
@@ -64,7 +73,9 @@ fn two_faults_heal_and_nothing_is_lost() {
 #[test]
 fn ctrl_c_stops_everything() {
     let dir = tempfile::tempdir().unwrap();
-    let mut child = demo(dir.path()).arg("--plain").stdout(Stdio::piped()).spawn().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_reknit"));
+    command.args(["demo", "--steps", "40", "--plain"]).stdout(Stdio::piped());
+    let mut child = surroundings(&mut command, dir.path()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let pid = Pid::from_child(&child);
     let mut lines = lines.map(Result::unwrap);

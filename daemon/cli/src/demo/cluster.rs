@@ -194,10 +194,11 @@ impl Cluster {
         admin.ok_or_else(|| Failure::Failed("the cluster has not been started".to_owned()))
     }
 
-    /// Makes the simulated driver of `node` report the GPU lost, with the XID that goes with it.
+    /// Makes the simulated driver of `node` raise XID 79 and report the GPU lost. A driver logs the XID as the GPU
+    /// goes; a reading that fails comes later.
     pub(crate) async fn lose_gpu(&self, node: &str, index: u32) -> Result<(), Failure> {
-        self.change_gpu(node, index, &["set"], "lost=true").await?;
-        self.change_gpu(node, index, &["event"], "xid=79").await
+        self.change_gpu(node, index, &["event"], "xid=79").await?;
+        self.change_gpu(node, index, &["set"], "lost=true").await
     }
 
     pub(crate) async fn give_back_gpu(&self, node: &str, index: u32) -> Result<(), Failure> {

@@ -25,8 +25,7 @@ use view::{Target, View};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct DemoArgs {
-    /// How many steps to train.
-    #[arg(long, default_value_t = 120)]
+    #[arg(long, default_value_t = 120, help = format!("How many steps to train, at least {}", Script::LEAST_STEPS))]
     steps: u64,
     /// A line per step and event, for logs.
     #[arg(long)]
@@ -37,8 +36,10 @@ pub(crate) struct DemoArgs {
     /// `json`: the summary as one line on stdout, everything else on stderr.
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
-    /// Files, folders or patterns to train on. Default: the Rust sources in cargo's registry folder.
-    #[arg(long, num_args = 1.., value_name = "FILES")]
+    #[arg(long, num_args = 1.., value_name = "FILES", help = format!(
+        "Files, folders or patterns to train on, at least {} KiB in all. Default: the Rust sources in cargo's registry \
+         folder", data::LEAST_BYTES >> 10
+    ))]
     data: Vec<String>,
     /// Of the model's first weights and the order of samples.
     #[arg(long, default_value_t = 1)]
@@ -83,11 +84,11 @@ async fn both_runs(
     view: &mut View,
 ) -> Result<(Record, Option<f64>), Failure> {
     view.begin(
+        if args.verify { "run 1 of 2: with faults" } else { "" },
         &format!(
-            "{} steps on {} of text in {} files, 2 nodes of 4 GPUs; two of them will fail",
+            "{} steps on {} of text, 2 nodes of 4 GPUs; two GPUs will fail",
             args.steps,
-            bytes_text(data.bytes),
-            data.files.len()
+            bytes_text(data.bytes)
         ),
         args.steps,
     );
@@ -95,7 +96,11 @@ async fn both_runs(
     if !args.verify {
         return Ok((record, None));
     }
-    view.begin("the same job again, without faults, to compare every step's loss", args.steps);
+    view.begin(
+        "run 2 of 2: without",
+        "run 2 of 2: the same job without faults, to compare every step's loss",
+        args.steps,
+    );
     let without = one_run(spec, None, interrupts, view).await?;
     let parity = verify::parity(&record.losses(), &without.losses());
     Ok((record, Some(parity)))
@@ -149,12 +154,10 @@ fn report(args: &DemoArgs, record: &Record, parity: Option<f64>, view: &mut View
         return Err(Failure::Failed(format!("the demo went wrong: {}", problems.join("; "))));
     }
     view.text("");
-    view.text("Both faults healed; no sample was lost or repeated and nothing went back to an older state.");
+    view.text("Both faults healed. No sample was lost or repeated, no state was rolled back.");
     if parity.is_none() {
         view.text("`reknit demo --verify` compares every step's loss with a run without faults.");
     }
-    view.text(
-        "docs/recovery.md tells what happens in each phase; `reknit --help` lists the operator's commands.",
-    );
+    view.text("docs/recovery.md explains each phase; `reknit --help` lists the commands.");
     Ok(())
 }

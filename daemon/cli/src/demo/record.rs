@@ -3,8 +3,8 @@
 use super::phases::Phases;
 use super::script::Standing;
 use reknit_proto::v1::job_event::Event;
-use reknit_proto::v1::{Incident, JobEvent, LayoutCommitted, StepCommitted};
-use std::collections::BTreeMap;
+use reknit_proto::v1::{Incident, JobEvent, LayoutCommitted, StepCommitted, WorkerChanged};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The events of one job, added up.
 #[derive(Debug, Clone, Default)]
@@ -24,6 +24,8 @@ pub(crate) struct Record {
     /// Layouts that resumed from an older step than was committed: what loading a checkpoint, or any other way of
     /// going back, would show as.
     pub(crate) went_back: u64,
+    /// Processes of workers that came up.
+    up: BTreeSet<u32>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -50,6 +52,17 @@ pub(crate) struct Fault {
     pub(crate) after_step: u64,
     /// The daemon's record of it, as last reported.
     pub(crate) incident: Option<Incident>,
+}
+
+impl Fault {
+    /// What is wrong since then.
+    pub(crate) fn words(&self) -> String {
+        let place = &self.place;
+        match self.kind {
+            FaultKind::WorkerKilled => format!("worker {place} is gone"),
+            FaultKind::GpuLost => format!("the GPU of worker {place} is lost"),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -133,12 +146,7 @@ impl Record {
             }
             Event::Layout(layout) => Some(self.layout(layout)),
             Event::Incident(incident) => self.incident(incident),
-            Event::Worker(worker) => Some(Moment::Worker {
-                place: worker.place.clone(),
-                node: worker.node.clone(),
-                pid: worker.pid,
-                state: worker.state.clone(),
-            }),
+            Event::Worker(worker) => self.worker(worker),
             Event::Note(note) => Some(Moment::Note(note.text.clone())),
         }
     }
@@ -174,6 +182,26 @@ impl Record {
             resume_step: layout.resume_step,
             bytes_moved: layout.bytes_moved,
         }
+    }
+
+    /// A worker that comes up is told of by its agent ("started") and by itself ("idle"), whoever is first.
+    fn worker(&mut self, worker: &WorkerChanged) -> Option<Moment> {
+        let comes_up = matches!(worker.state.as_str(), "started" | "idle");
+        if comes_up && worker.pid != 0 && !self.up.insert(worker.pid) {
+            return None;
+        }
+        Some(Moment::Worker {
+            place: worker.place.clone(),
+            node: worker.node.clone(),
+            pid: worker.pid,
+            state: if comes_up { "started".to_owned() } else { worker.state.clone() },
+        })
+    }
+
+    /// The newest fault that no step was committed after.
+    pub(crate) fn open_fault(&self) -> Option<&Fault> {
+        let index = (0..self.faults.len()).rev().find(|&index| self.phases(index).is_none())?;
+        self.faults.get(index)
     }
 
     fn incident(&mut self, incident: &Incident) -> Option<Moment> {

@@ -127,3 +127,34 @@ fn medians() {
     assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
     assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
 }
+
+#[test]
+fn a_worker_that_comes_up_is_told_of_once() {
+    let mut record = record();
+    let mut told = |pid, state: &str| {
+        let changed = WorkerChanged { pid, state: state.to_owned(), ..WorkerChanged::default() };
+        match record.observe(&event(0, Event::Worker(changed))) {
+            Some(Moment::Worker { state, .. }) => state,
+            Some(_) | None => String::new(),
+        }
+    };
+    assert_eq!(told(7, "idle"), "started");
+    assert_eq!(told(7, "started"), "");
+    assert_eq!(told(8, "started"), "started");
+    assert_eq!(told(8, "idle"), "");
+    assert_eq!(told(8, "gone: killed by signal 9"), "gone: killed by signal 9");
+}
+
+#[test]
+fn a_fault_is_open_until_a_step_is_committed_after_it() {
+    let mut record = record();
+    assert!(record.open_fault().is_none());
+    record.fault(FaultKind::WorkerKilled, "1.0.2".to_owned(), "GPU-6".to_owned(), 100);
+    assert_eq!(record.open_fault().unwrap().words(), "worker 1.0.2 is gone");
+    let mut incident = Incident { id: 1, place: "1.0.2".to_owned(), ..Incident::default() };
+    record.observe(&event(0, Event::Incident(incident.clone())));
+    assert!(record.open_fault().is_some());
+    incident.recovered_us = 300;
+    record.observe(&event(0, Event::Incident(incident)));
+    assert!(record.open_fault().is_none());
+}

@@ -58,7 +58,7 @@ impl Summary {
         }
     }
 
-    /// The table of faults and the figures under it.
+    /// The table of faults and the figures under it, for a screen of 80 columns.
     pub(crate) fn lines(&self, record: &Record) -> Vec<String> {
         let mut table =
             Table::new(["MS", "AT", "DETECT", "QUIESCE", "FENCE", "PLAN", "RESHARD", "COMMIT", "TOTAL"]);
@@ -88,33 +88,34 @@ impl Summary {
         lines.push(String::new());
         for (summary, fault) in self.faults.iter().zip(&record.faults) {
             lines.push(format!(
-                "cost         {} after step {}: {} step in work run again, {} samples lost, {} repeated",
+                "{:<15}after step {}: {} {} run again, {} samples lost, {} repeated",
                 fault.kind.name(),
                 fault.after_step,
                 summary.steps_lost,
+                if summary.steps_lost == 1 { "step" } else { "steps" },
                 summary.samples_lost,
                 summary.samples_repeated
             ));
         }
-        lines.push(format!("degrees      {}", degrees.join(" -> ")));
+        lines.push(format!("degrees        {}", degrees.join(" -> ")));
         lines.push(format!(
-            "steps        {}, median {} ms outside recoveries; loss {} -> {}",
+            "steps          {}, median {} ms outside recoveries; loss {} -> {}",
             self.steps,
             number(self.step_ms_median, 0),
             number(self.loss_first, 4),
             number(self.loss_last, 4)
         ));
         lines.push(format!(
-            "moved        {} between GPUs in {} layouts; went back to an older state {} times",
+            "moved          {} between GPUs in {} layouts; went back to an older state: {}",
             bytes_text(self.bytes_moved),
             record.layouts.len(),
             self.checkpoint_loads
         ));
         lines.push(match self.parity_max_rel {
             Some(parity) => {
-                format!("parity       loss of every step within {parity:.1e} of the run without faults")
+                format!("parity         loss of every step within {parity:.1e} of the run without faults")
             }
-            None => "parity       not compared".to_owned(),
+            None => "parity         not compared".to_owned(),
         });
         lines
     }

@@ -127,4 +127,6 @@ fn people_see_the_phases() {
     assert!(lines[1].starts_with("worker_killed  1.0.2"), "{}", lines[1]);
     assert!(lines[1].contains("90.0"), "{}", lines[1]);
     assert!(lines.iter().any(|line| line.ends_with("TP4+TP4 -> TP4+TP3 -> TP4+TP4")));
+    let longest = lines.iter().map(|line| line.chars().count()).max();
+    assert!(longest <= Some(80), "{lines:#?}");
 }

@@ -185,7 +185,7 @@ impl Run<'_> {
         let gpu = worker.worker.as_ref().map_or(String::new(), |key| key.gpu.clone());
         self.record.fault(FaultKind::WorkerKilled, place.to_string(), gpu, time_us);
         self.view
-            .act(&format!("SIGKILL to the worker at {place} (pid {pid} on {}): it is gone", worker.node));
+            .fault(&format!("SIGKILL to the worker at {place} (pid {pid} on {}): it is gone", worker.node));
         Ok(())
     }
 
@@ -202,7 +202,7 @@ impl Run<'_> {
         let time_us = now_us();
         self.record.fault(FaultKind::GpuLost, place.to_string(), key.gpu.clone(), time_us);
         self.cluster.lose_gpu(&node, index).await?;
-        self.view.act(&format!("the driver of {node} reports GPU {index} (at {place}) lost, XID 79"));
+        self.view.fault(&format!("the driver of {node} reports GPU {index} (at {place}) lost, XID 79"));
         self.lost = Some((node, index));
         Ok(())
     }
@@ -211,7 +211,7 @@ impl Run<'_> {
         let lost = self.lost.take();
         let (node, index) = lost.ok_or_else(|| Failure::Failed("no GPU is lost".to_owned()))?;
         self.cluster.give_back_gpu(&node, index).await?;
-        self.view.act(&format!("the driver of {node} reports GPU {index} healthy again"));
+        self.view.mend(&format!("the driver of {node} reports GPU {index} healthy again"));
         Ok(())
     }
 

@@ -5,7 +5,7 @@ mod spark;
 mod status;
 
 use super::phases::Phases;
-use super::record::{FaultKind, Moment, Record};
+use super::record::{Fault, FaultKind, Moment, Record};
 use super::summary::{bytes_text, degrees_text};
 use line::{Line, Style};
 use std::io::{IsTerminal, Write};
@@ -26,8 +26,8 @@ pub(crate) struct View {
     started: Instant,
     /// Lines of the status area on the screen now.
     drawn: usize,
-    /// What just happened, in a few words.
-    headline: String,
+    /// Which run of the demo this is, if there are two.
+    run: String,
     steps: u64,
 }
 
@@ -46,7 +46,7 @@ impl View {
             colour: rich && std::env::var_os("NO_COLOR").is_none(),
             started: Instant::now(),
             drawn: 0,
-            headline: String::new(),
+            run: String::new(),
             steps: 0,
         };
         if rich {
@@ -55,17 +55,21 @@ impl View {
         view
     }
 
-    /// A new run of so many steps begins.
-    pub(crate) fn begin(&mut self, headline: &str, steps: u64) {
+    /// A run of so many steps begins. `run` says which one it is, if there are two.
+    pub(crate) fn begin(&mut self, run: &str, headline: &str, steps: u64) {
         self.steps = steps;
-        headline.clone_into(&mut self.headline);
+        run.clone_into(&mut self.run);
         self.say(Line::new().add(Style::Bold, headline));
     }
 
-    /// Something that the demo itself does.
-    pub(crate) fn act(&mut self, text: &str) {
-        text.clone_into(&mut self.headline);
+    /// The demo breaks something.
+    pub(crate) fn fault(&mut self, text: &str) {
         self.say(Line::new().add(Style::Red, text));
+    }
+
+    /// The demo mends something.
+    pub(crate) fn mend(&mut self, text: &str) {
+        self.say(Line::new().add(Style::Green, text));
     }
 
     pub(crate) fn note(&mut self, text: &str) {
@@ -78,12 +82,17 @@ impl View {
             Moment::Step(step) => self.step(record, *step),
             // The status area shows the phase.
             Moment::Phase { explanation, .. } if self.rich && explanation.is_empty() => {}
+            // `--plain` and `reknit job show` give the daemon's own reason.
+            Moment::Phase { phase, explanation } if self.rich && phase == "Quiescing" => {
+                let open = record.open_fault().map(Fault::words);
+                let reason = open.as_deref().unwrap_or(explanation);
+                self.say(Line::new().add(Style::Dim, format!("stopping: {reason}")));
+            }
             Moment::Phase { phase, explanation } => {
                 let colon = if explanation.is_empty() { "" } else { ": " };
                 self.say(Line::new().add(Style::Dim, format!("job is {phase}{colon}{explanation}")));
             }
             Moment::Layout { epoch, degrees, batch, resume_step, bytes_moved } => {
-                self.headline = format!("trains as {} from step {}", degrees_text(degrees), resume_step + 1);
                 let shares: Vec<_> = batch.iter().map(u32::to_string).collect();
                 let text = format!(
                     "layout of epoch {epoch}: {}, samples {}, {} moved, from step {}",
@@ -96,8 +105,7 @@ impl View {
             }
             Moment::Recovered(index) => self.recovered(record, *index),
             Moment::Changed { what, place, ms } => {
-                self.headline = format!("{what} at {place}: {ms:.0} ms from the pause to the next step");
-                let text = self.headline.clone();
+                let text = format!("{what} at {place}: {ms:.0} ms from the pause to the next step");
                 self.say(Line::new().add(Style::Green, text));
             }
             // All workers start at once: too much to read.
@@ -132,22 +140,15 @@ impl View {
             FaultKind::WorkerKilled => "the kill",
             FaultKind::GpuLost => "the loss",
         };
-        self.headline = format!("recovered from {what} in {:.0} ms", phases.total);
-        let seen = fault.incident.as_ref().map_or(String::new(), |incident| {
-            format!(" ({}; first seen by {})", incident.signal, incident.first_reporter)
-        });
-        self.say(Line::new().add(Style::Green, format!("{}{seen}", self.headline)));
-        let mut line = Line::new();
-        if self.rich {
-            let width = self.width().saturating_sub(68).clamp(12, 40);
-            for (cells, style) in phase_cells(&phases, width) {
-                line = line.add(style, "█".repeat(cells));
+        let mut text = format!("recovered from {what} in {:.0} ms", phases.total);
+        if let Some(incident) = &fault.incident {
+            text += &format!("; first seen by {}", incident.first_reporter);
+            if !self.rich {
+                text += &format!(" ({})", incident.signal);
             }
         }
-        for ((name, ms), style) in phases.named().into_iter().zip(PHASE_STYLES) {
-            line = line.add(style, format!(" {name} {ms:.0}"));
-        }
-        self.say(line);
+        self.say(Line::new().add(Style::Green, text));
+        self.say(phase_line(&phases, self.rich.then(|| self.width() - STAMP)));
     }
 
     /// A line without a time, after the run.
@@ -160,7 +161,7 @@ impl View {
         if !self.rich {
             return;
         }
-        let lines = status::lines(record, self.steps, &self.headline, self.started.elapsed(), self.width());
+        let lines = status::lines(record, self.steps, &self.run, self.started.elapsed(), self.width());
         let mut text = self.erase();
         for line in &lines {
             text.push_str(&line.render(self.colour, self.width()));
@@ -181,7 +182,7 @@ impl View {
     /// A line of the log, above the status area.
     fn say(&mut self, line: Line) {
         let since = self.started.elapsed().as_secs_f64();
-        let stamped = Line::new().add(Style::Dim, format!("{since:6.1}s  ")).join(line);
+        let stamped = Line::new().add(Style::Dim, format!("{since:>w$.1}s  ", w = STAMP - 3)).join(line);
         let width = if self.rich { self.width() } else { usize::MAX };
         let text = self.erase() + &stamped.render(self.colour, width) + "\n";
         self.write(&text);
@@ -223,11 +224,47 @@ impl Drop for View {
     }
 }
 
+/// Characters of the time before each line of the log.
+const STAMP: usize = 9;
+
 const PHASE_STYLES: [Style; 6] =
     [Style::Red, Style::Yellow, Style::Magenta, Style::Cyan, Style::Blue, Style::Green];
 
-/// Each phase's share of a bar, in cells.
-fn phase_cells(phases: &Phases, width: usize) -> Vec<(usize, Style)> {
-    let lengths = phases.named().map(|(_, ms)| ms);
-    spark::cells(&lengths, width).into_iter().zip(PHASE_STYLES).collect()
+/// How long each phase took, in milliseconds; with a width to fill, after a bar of their shares.
+fn phase_line(phases: &Phases, width: Option<usize>) -> Line {
+    let words = phases.named().map(|(name, ms)| format!(" {name} {ms:.0}"));
+    let mut line = Line::new();
+    if let Some(width) = width {
+        let taken: usize = words.iter().map(String::len).sum();
+        let cells = spark::cells(&phases.named().map(|(_, ms)| ms), width.saturating_sub(taken));
+        for (cells, style) in cells.into_iter().zip(PHASE_STYLES) {
+            line = line.add(style, "█".repeat(cells));
+        }
+    }
+    for (text, style) in words.into_iter().zip(PHASE_STYLES) {
+        line = line.add(style, text);
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bar_of_phases_fills_what_the_words_leave() {
+        let phases = Phases {
+            detect: 5.0,
+            quiesce: 4.0,
+            fence: 0.0,
+            plan: 4.0,
+            reshard: 31.0,
+            commit: 181.0,
+            total: 225.0,
+        };
+        let words = " detect 5 quiesce 4 fence 0 plan 4 reshard 31 commit 181";
+        assert_eq!(phase_line(&phases, None).render(false, usize::MAX), words);
+        assert_eq!(phase_line(&phases, Some(71)).render(false, 71), format!("{}{words}", "█".repeat(15)));
+        assert_eq!(phase_line(&phases, Some(40)).render(false, 71), words);
+    }
 }
