@@ -14,12 +14,12 @@ const MESSAGE_LIMIT: usize = 64 << 20;
 
 /// Connects to `address`, such as `http://127.0.0.1:7400`.
 pub(crate) async fn connect(address: &str) -> Result<Admin, Failure> {
-    let endpoint = Endpoint::from_shared(address.to_owned())
-        .map_err(|_| {
-            Failure::Usage(format!("`{address}` is no address of a daemon: write http://HOST:PORT"))
-        })?
-        .connect_timeout(CONNECT_LIMIT)
-        .tcp_nodelay(true);
+    let wrong = || Failure::Usage(format!("`{address}` is no address of a daemon: write http://HOST:PORT"));
+    let endpoint = Endpoint::from_shared(address.to_owned()).map_err(|_| wrong())?;
+    if endpoint.uri().scheme_str() != Some("http") || endpoint.uri().port().is_none() {
+        return Err(wrong());
+    }
+    let endpoint = endpoint.connect_timeout(CONNECT_LIMIT).tcp_nodelay(true);
     let channel = endpoint.connect().await.map_err(|error| {
         Failure::Unreachable(format!(
             "no daemon answers at {address} ({}): start reknitd there, or name the right address with --daemon or REKNIT_DAEMON",
@@ -66,6 +66,12 @@ mod tests {
 
     #[tokio::test]
     async fn no_address() {
-        assert_eq!(connect("not an address").await.unwrap_err().exit_status(), 64);
+        for wrong in
+            ["not an address", "nonsense", "127.0.0.1:1", "https://127.0.0.1:1", "http://127.0.0.1", ""]
+        {
+            let error = connect(wrong).await.unwrap_err();
+            assert_eq!(error.exit_status(), 64, "{wrong}");
+            assert!(error.to_string().ends_with("write http://HOST:PORT"), "{error}");
+        }
     }
 }

@@ -8,6 +8,7 @@ mod output;
 mod process;
 mod table;
 
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use failure::Failure;
 use output::Format;
@@ -73,10 +74,14 @@ struct Remote {
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
+        Err(error) if !error.use_stderr() => error.exit(),
         Err(error) => {
-            let status = if error.use_stderr() { 64 } else { 0 };
-            let _ = error.print();
-            return ExitCode::from(status);
+            match error.kind() {
+                // `reknit` alone: what it can do.
+                ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => drop(error.print()),
+                _ => eprintln!("reknit: {}", one_line(&error)),
+            }
+            return ExitCode::from(64);
         }
     };
     if let Command::Launch { parent, program, args } = &cli.command {
@@ -91,6 +96,14 @@ fn main() -> ExitCode {
             ExitCode::from(failure.exit_status())
         }
     }
+}
+
+/// What is wrong and what was perhaps meant, without the usage that follows.
+fn one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let told: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
+    told.join(" ").trim_start_matches("error: ").to_owned()
 }
 
 /// On the main thread alone: a child's death signal is tied to the thread that started it.

@@ -65,9 +65,37 @@ fn no_daemon() {
 }
 
 #[test]
+fn no_address_of_a_daemon() {
+    for address in ["127.0.0.1:1", "nonsense"] {
+        let (status, error) = refused(&["job", "list", "--daemon", address]);
+        assert_eq!(status, 64);
+        assert!(error.contains(address) && error.contains("http://HOST:PORT"), "{error}");
+    }
+}
+
+#[test]
 fn wrong_usage() {
-    assert_eq!(reknit(&["no-such-command"]).status.code(), Some(64));
+    for (args, named) in [
+        (&["no-such-command"][..], "no-such-command"),
+        (&["demo", "--stps", "50"], "--steps"),
+        (&["demo", "--steps", "many"], "many"),
+        (&["job", "list", "--format", "xml"], "json"),
+        (&["job", "submit"], "<FILE>"),
+    ] {
+        let (status, error) = refused(args);
+        assert_eq!(status, 64);
+        assert!(error.contains(named), "{error}");
+    }
+    let output = reknit(&[]);
+    assert_eq!(output.status.code(), Some(64));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("Commands:"));
     assert_eq!(reknit(&["--help"]).status.code(), Some(0));
+}
+
+#[test]
+fn the_help_of_the_demo_names_its_least_figures() {
+    let help = String::from_utf8(reknit(&["demo", "--help"]).stdout).unwrap();
+    assert!(help.contains("at least 40") && help.contains("at least 16 KiB"), "{help}");
 }
 
 #[test]

@@ -80,7 +80,8 @@ impl v1::admin_server::Admin for Admin {
         let name = request.into_inner().name;
         let job_name = JobName(name.clone());
         let answer = self.ask(|reply| Ask::StopJob(job_name, reply)).await?;
-        job(&name, answer.map_err(refused)?)
+        let missing = || no_job(&name);
+        job(&name, answer.map_err(|refusal| refused_or(refusal, missing))?)
     }
 
     async fn list_nodes(
@@ -97,8 +98,9 @@ impl v1::admin_server::Admin for Admin {
         request: Request<v1::DrainGpuRequest>,
     ) -> Result<Response<v1::DrainGpuResponse>, Status> {
         let gpu = GpuId(request.into_inner().gpu);
+        let missing = no_gpu(&gpu);
         let answer = self.ask(|reply| Ask::DrainGpu(gpu, reply)).await?;
-        answer.map_err(refused)?;
+        answer.map_err(|refusal| refused_or(refusal, || missing))?;
         Ok(Response::new(v1::DrainGpuResponse {}))
     }
 
@@ -107,8 +109,9 @@ impl v1::admin_server::Admin for Admin {
         request: Request<v1::RestoreGpuRequest>,
     ) -> Result<Response<v1::RestoreGpuResponse>, Status> {
         let gpu = GpuId(request.into_inner().gpu);
+        let missing = no_gpu(&gpu);
         let answer = self.ask(|reply| Ask::RestoreGpu(gpu, reply)).await?;
-        answer.map_err(refused)?;
+        answer.map_err(|refusal| refused_or(refusal, || missing))?;
         Ok(Response::new(v1::RestoreGpuResponse {}))
     }
 
@@ -178,11 +181,23 @@ fn job(name: &str, view: Option<reknit_engine::JobView>) -> Result<Response<v1::
 }
 
 fn no_job(name: &str) -> Status {
-    Status::not_found(format!("there is no job {name}; ListJobs names them all"))
+    Status::not_found(format!("there is no job `{name}`: `reknit job list` names them all"))
+}
+
+fn no_gpu(gpu: &GpuId) -> Status {
+    Status::not_found(format!("no connected agent has a GPU `{gpu}`: `reknit node list` names them all"))
 }
 
 fn no_json(error: serde_json::Error) -> Status {
     Status::internal(format!("the layout has no JSON form: {error}"))
+}
+
+/// What is not there is told with the command that lists what is.
+fn refused_or(refusal: Refusal, missing: impl FnOnce() -> Status) -> Status {
+    match refusal {
+        Refusal::NotFound(_) => missing(),
+        other @ (Refusal::AlreadyExists(_) | Refusal::FailedPrecondition(_)) => refused(other),
+    }
 }
 
 fn refused(refusal: Refusal) -> Status {

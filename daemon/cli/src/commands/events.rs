@@ -6,13 +6,17 @@ use crate::failure::Failure;
 use crate::output::print_lines;
 use crate::{Format, Remote};
 use reknit_proto::v1::job_event::Event;
-use reknit_proto::v1::{JobEvent, WatchEventsRequest};
+use reknit_proto::v1::{GetJobRequest, JobEvent, WatchEventsRequest};
 use serde_json::{Value, json};
 
 pub(crate) async fn watch(job: Option<String>, remote: &Remote) -> Result<(), Failure> {
+    let mut admin = connect(&remote.daemon).await?;
+    if let Some(name) = &job {
+        // One that does not exist would be watched for ever.
+        admin.get_job(GetJobRequest { name: name.clone() }).await.map_err(refused)?;
+    }
     let request = WatchEventsRequest { job: job.unwrap_or_default() };
-    let mut events =
-        connect(&remote.daemon).await?.watch_events(request).await.map_err(refused)?.into_inner();
+    let mut events = admin.watch_events(request).await.map_err(refused)?.into_inner();
     loop {
         let event = tokio::select! {
             event = events.message() => event.map_err(refused)?,

@@ -42,9 +42,12 @@ pub(crate) enum JobCommand {
 pub(crate) async fn run(command: JobCommand) -> Result<(), Failure> {
     match command {
         JobCommand::Submit { file, remote } => {
-            let job_toml = prepare(&file)?;
-            let request = SubmitJobRequest { job_toml };
+            let spec = prepare(&file)?;
+            let request = SubmitJobRequest { job_toml: spec.to_toml() };
             let answer = connect(&remote.daemon).await?.submit_job(request).await.map_err(refused)?;
+            if let Some(warning) = warning(&spec) {
+                eprintln!("reknit: {warning}");
+            }
             show(&answer.into_inner(), &remote)
         }
         JobCommand::List { remote } => {
@@ -69,22 +72,51 @@ pub(crate) async fn run(command: JobCommand) -> Result<(), Failure> {
 }
 
 /// Reads and checks a job file. Its data files become absolute, since workers run elsewhere.
-fn prepare(file: &Path) -> Result<String, Failure> {
+fn prepare(file: &Path) -> Result<JobSpec, Failure> {
     let name = file.display().to_string();
     let text = std::fs::read_to_string(file)
         .map_err(|error| Failure::Usage(format!("{name}: {error}; name a job file that can be read")))?;
     let mut spec = JobSpec::parse(&text, &name).map_err(|error| Failure::Usage(error.to_string()))?;
     let absolute = std::path::absolute(file).map_err(Failure::failed(&name))?;
     let folder = absolute.parent().unwrap_or(Path::new("/"));
+    let wrong = |problem| Failure::Usage(format!("{name}: data.files: {problem}"));
+    let mut bytes = 0;
     for pattern in &mut spec.data.files {
-        *pattern = resolve(folder, pattern)
-            .map_err(|problem| Failure::Usage(format!("{name}: data.files: {problem}")))?;
+        let data = resolve(folder, pattern).map_err(wrong)?;
+        *pattern = data.pattern;
+        bytes += data.bytes;
     }
-    Ok(spec.to_toml())
+    let sample = u64::from(spec.model.seq_len) + 1;
+    if bytes < sample {
+        return Err(wrong(format!(
+            "{bytes} bytes in all, but one sample takes seq_len + 1 = {sample}; give more text or a smaller seq_len"
+        )));
+    }
+    Ok(spec)
 }
 
-/// The pattern from the root on. It must match at least one file here, and each must be readable.
-fn resolve(folder: &Path, pattern: &str) -> Result<String, String> {
+/// What the operator should know of a job that is not wrong.
+fn warning(spec: &JobSpec) -> Option<String> {
+    (spec.parallel.data == 1).then(|| {
+        format!(
+            "job `{}` has one replica (parallel.data = 1): the loss of a GPU cannot be recovered, as nobody else holds \
+             its units",
+            spec.name
+        )
+    })
+}
+
+/// The files of one pattern.
+#[derive(Debug)]
+struct Data {
+    /// From the root on.
+    pattern: String,
+    bytes: u64,
+}
+
+/// It must match at least one file here, and each must be readable. Folders among a pattern's matches are left out,
+/// as workers do.
+fn resolve(folder: &Path, pattern: &str) -> Result<Data, String> {
     let joined = if Path::new(pattern).is_absolute() {
         pattern.to_owned()
     } else {
@@ -93,17 +125,36 @@ fn resolve(folder: &Path, pattern: &str) -> Result<String, String> {
     };
     let matches = glob::glob(&joined).map_err(|error| format!("{pattern}: {error}; correct the pattern"))?;
     let mut found = false;
+    let mut bytes = 0;
     for path in matches {
-        let opened =
-            path.map_err(std::io::Error::from).and_then(|path| std::fs::File::open(path).map(|_| ()));
-        opened.map_err(|error| format!("{pattern}: {error}; make the files readable"))?;
-        found = true;
+        let length = path.map_err(std::io::Error::from).and_then(|path| length(&path));
+        match length.map_err(|error| format!("{pattern}: {error}; make the files readable"))? {
+            Some(length) => {
+                found = true;
+                bytes += length;
+            }
+            None if pattern.contains(['*', '?', '[']) => {}
+            None => return Err(format!("{pattern}: it is a folder; name files, such as {pattern}/*.txt")),
+        }
     }
     if found {
-        Ok(joined)
+        Ok(Data { pattern: joined, bytes })
     } else {
         Err(format!("{pattern}: no such file; paths are taken from the job file's folder"))
     }
+}
+
+/// Of a file that can be opened; `None`: it is a folder. Looked at first: opening a pipe would wait for its writer.
+fn length(path: &Path) -> std::io::Result<Option<u64>> {
+    let what = std::fs::metadata(path)?;
+    if what.is_dir() {
+        return Ok(None);
+    }
+    if !what.is_file() {
+        return Err(std::io::Error::other(format!("{} is not a file", path.display())));
+    }
+    std::fs::File::open(path)?;
+    Ok(Some(what.len()))
 }
 
 fn show(job: &Job, remote: &Remote) -> Result<(), Failure> {
@@ -179,10 +230,52 @@ mod tests {
     fn data_files_are_taken_from_the_job_files_folder() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a.txt"), "text").unwrap();
-        let resolved = resolve(dir.path(), "*.txt").unwrap();
+        let resolved = resolve(dir.path(), "*.txt").unwrap().pattern;
         assert_eq!(resolved, format!("{}/*.txt", dir.path().display()));
-        assert_eq!(resolve(Path::new("/elsewhere"), &resolved).unwrap(), resolved);
+        assert_eq!(resolve(Path::new("/elsewhere"), &resolved).unwrap().pattern, resolved);
         assert!(resolve(dir.path(), "*.md").unwrap_err().contains("no such file"));
+    }
+
+    /// The example with other data.
+    fn job(dir: &Path, files: &str) -> PathBuf {
+        let text = reknit_layout::job::EXAMPLE.replace(r#"["corpus/*.txt"]"#, files);
+        std::fs::write(dir.join("job.toml"), text).unwrap();
+        dir.join("job.toml")
+    }
+
+    #[test]
+    fn a_folder_is_no_data_file() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("text/more")).unwrap();
+        std::fs::write(dir.path().join("text/a"), vec![b'x'; 200]).unwrap();
+        let error = prepare(&job(dir.path(), r#"["text"]"#)).unwrap_err();
+        assert_eq!(error.exit_status(), 64);
+        assert!(error.to_string().contains("text: it is a folder"), "{error}");
+        assert!(prepare(&job(dir.path(), r#"["text/*"]"#)).is_ok(), "a pattern may meet a folder");
+        assert!(prepare(&job(dir.path(), r#"["tex?"]"#)).unwrap_err().to_string().contains("no such file"));
+    }
+
+    #[test]
+    fn data_must_make_one_sample() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("a"), vec![b'x'; 100]).unwrap();
+        std::fs::write(dir.path().join("b"), vec![b'x'; 28]).unwrap();
+        let error = prepare(&job(dir.path(), r#"["a", "b"]"#)).unwrap_err();
+        assert_eq!(error.exit_status(), 64);
+        assert!(
+            error.to_string().contains("128 bytes in all") && error.to_string().contains("129"),
+            "{error}"
+        );
+        std::fs::write(dir.path().join("b"), vec![b'x'; 29]).unwrap();
+        assert!(prepare(&job(dir.path(), r#"["a", "b"]"#)).is_ok());
+    }
+
+    #[test]
+    fn one_replica_is_warned_of() {
+        let mut spec = JobSpec::parse(reknit_layout::job::EXAMPLE, "example").unwrap();
+        assert_eq!(warning(&spec), None);
+        spec.parallel.data = 1;
+        assert!(warning(&spec).unwrap().contains("parallel.data = 1"));
     }
 
     #[test]

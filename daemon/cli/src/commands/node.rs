@@ -35,7 +35,7 @@ fn as_table(nodes: &[Node]) -> Table {
             table.row([
                 node.name.clone(),
                 agent.to_owned(),
-                gpu.index.to_string(),
+                format!("{}/{}", node.name, gpu.index),
                 gpu.uuid.clone(),
                 gpu.name.clone(),
                 if gpu.drained { format!("{health}, drained") } else { health.to_owned() },
