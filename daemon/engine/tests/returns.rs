@@ -245,3 +245,15 @@ fn what_an_agent_learns_later_of_a_lost_gpu_is_in_the_record() {
     assert_eq!(fault(&world).kind, IncidentKind::GpuLost);
     assert_eq!(fault(&world).signal, "XID 79: GPU has fallen off the bus");
 }
+
+#[test]
+fn a_worker_killed_while_no_daemon_listened_is_named_with_its_signal() {
+    let mut world = running(2);
+    world.restart_daemon();
+    world.kill(&gpu(1, 0));
+    run_until_degrees(&mut world, &[2, 1]);
+    world.run_until("the record", |world| fault(world).recovered.is_some());
+    let fault = fault(&world);
+    assert_eq!((fault.kind, fault.signal.as_str()), (IncidentKind::WorkerKilled, "killed by signal 9"));
+    assert_eq!(fault.place, Some(Place::new(1, 0, 0)));
+}

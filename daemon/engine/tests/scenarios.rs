@@ -294,7 +294,7 @@ fn a_worker_lost_while_no_daemon_listens_is_found_missing() {
     run_until_degrees(&mut world, &[1, 2]);
     let incident = fault(&world);
     assert_eq!(incident.place, Some(Place::new(0, 0, 1)));
-    assert_eq!(incident.kind, IncidentKind::WorkerExited);
+    assert_eq!(incident.kind, IncidentKind::WorkerKilled);
 }
 
 #[test]

@@ -33,10 +33,11 @@ pub(crate) struct Sighting {
 fn weight(kind: IncidentKind) -> u32 {
     match kind {
         IncidentKind::Planned | IncidentKind::PlaneFailed => 0,
-        IncidentKind::WorkerKilled | IncidentKind::WorkerExited => 1,
-        IncidentKind::Frozen => 2,
-        IncidentKind::NodeLost => 3,
-        IncidentKind::GpuLost => 4,
+        IncidentKind::WorkerExited => 1,
+        IncidentKind::WorkerKilled => 2,
+        IncidentKind::Frozen => 3,
+        IncidentKind::NodeLost => 4,
+        IncidentKind::GpuLost => 5,
     }
 }
 
@@ -109,9 +110,9 @@ impl Job {
         match self.incidents.matching(worker, sighting.kind) {
             Some(open) => {
                 let heavier = weight(sighting.kind) > weight(open.incident.kind);
-                // An agent tells of a lost GPU again only when it knows more.
-                let better = sighting.kind == IncidentKind::GpuLost && open.incident.kind == sighting.kind;
-                if open.worker.is_none() || heavier || better {
+                // Agents tell of the same loss again only when they know more.
+                let same = sighting.kind == open.incident.kind;
+                if open.worker.is_none() || heavier || same {
                     open.incident.kind = sighting.kind;
                     open.incident.signal = sighting.signal;
                     advice(sighting.kind).clone_into(&mut open.incident.advice);

@@ -26,7 +26,7 @@ impl Job {
                 Some(before) if !settled => before.relapses + 1,
                 Some(_) | None => u32::from(member_since.is_none()),
             };
-            let loss = Loss { at: ctx.now, relapses, signal: sighting.signal.clone() };
+            let loss = Loss { at: ctx.now, relapses, sighting: sighting.clone() };
             self.losses.insert(key.gpu.clone(), loss);
             if let Stage::Starting { .. } = self.stage {
                 let explanation = format!("{}: {}", self.name_of(key), sighting.signal);
@@ -50,8 +50,23 @@ impl Job {
         };
         let sighting = Sighting { kind, signal: exit.how, reporter: format!("agent of {node}") };
         // Only its own agent knows.
-        if self.workers.get(key).is_some_and(|worker| worker.node == *node) {
-            self.gone(ctx, key, sighting);
+        match self.workers.get(key) {
+            Some(worker) if worker.node == *node => self.gone(ctx, key, sighting),
+            Some(_) => {}
+            None => self.explain_end(ctx, node, key, sighting),
+        }
+    }
+
+    /// Its end was noticed before, or will be when a new daemon has heard everyone: how it came explains the incident.
+    fn explain_end(&mut self, ctx: &mut Ctx<'_>, node: &NodeName, key: &WorkerKey, sighting: Sighting) {
+        if let (Stage::Rebuilding { .. }, true) = (&self.stage, self.is_member(key)) {
+            self.losses.insert(key.gpu.clone(), Loss { at: ctx.now, relapses: 0, sighting });
+            return;
+        }
+        let open = self.incidents.open.iter();
+        let mut own = open.filter(|open| open.worker.as_ref() == Some(key));
+        if own.any(|open| open.incident.node.as_ref() == Some(node)) {
+            self.accuse(ctx, key, sighting);
         }
     }
 

@@ -27,7 +27,7 @@ pub(crate) mod worker;
 use crate::cluster::Cluster;
 use crate::state::Ctx;
 use crate::{Command, JobRecord, Notice, Participant, Phase, StepVote, Time, Timeouts};
-use incidents::Incidents;
+use incidents::{Incidents, Sighting};
 use ledger::Ledger;
 use reknit_layout::{Epoch, GpuId, JobSpec, Place, Plan, Step, WorkerKey};
 use std::collections::{BTreeMap, BTreeSet};
@@ -59,8 +59,7 @@ pub(crate) struct Loss {
     pub(crate) at: Time,
     /// How often in a row its workers did not last.
     pub(crate) relapses: u32,
-    /// What was seen.
-    pub(crate) signal: String,
+    pub(crate) sighting: Sighting,
 }
 
 /// Where the job stands, with what only matters there. Its name for operators is the record's phase.

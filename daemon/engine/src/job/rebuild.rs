@@ -188,9 +188,10 @@ impl Job {
                 Some((_, _, gpu)) if gpu.health == HealthClass::Fatal => {
                     (IncidentKind::GpuLost, gpu.cause.as_str())
                 }
-                Some((_, node, _)) if node.connected => {
-                    (IncidentKind::WorkerExited, "was gone when the daemon came back")
-                }
+                Some((_, node, _)) if node.connected => match self.losses.get(&key.gpu) {
+                    Some(loss) => (loss.sighting.kind, loss.sighting.signal.as_str()),
+                    None => (IncidentKind::WorkerExited, "was gone when the daemon came back"),
+                },
                 Some(_) | None => {
                     (IncidentKind::NodeLost, "neither it nor its agent reported to the new daemon in time")
                 }

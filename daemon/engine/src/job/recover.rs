@@ -286,7 +286,7 @@ impl Job {
     fn wait(&mut self, ctx: &mut Ctx<'_>, planning: Planning, error: &PlanError) {
         let last = self.losses.iter().max_by_key(|(_, loss)| loss.at);
         let last = last.map_or(String::new(), |(gpu, loss)| match self.place_of_gpu(gpu) {
-            Some(place) => format!(" (the last to go was worker {place}: {})", loss.signal),
+            Some(place) => format!(" (the last to go was worker {place}: {})", loss.sighting.signal),
             None => String::new(),
         });
         let explanation = match error {

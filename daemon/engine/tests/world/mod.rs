@@ -90,6 +90,8 @@ pub struct World {
     arrivals: BTreeMap<(Link, bool), Time>,
     pub agents: BTreeMap<NodeName, Vec<GpuReport>>,
     pub processes: BTreeMap<WorkerKey, Process>,
+    /// Told to every new session of the node's agent.
+    pub ends: Vec<(NodeName, WorkerKey, ExitStatus)>,
     pub votes_in: BTreeMap<(Epoch, Step), BTreeSet<WorkerKey>>,
     pub pause_after: BTreeMap<Epoch, Step>,
     pub store: BTreeMap<JobName, JobRecord>,
@@ -179,6 +181,7 @@ impl World {
             arrivals: BTreeMap::new(),
             agents: BTreeMap::new(),
             processes: BTreeMap::new(),
+            ends: Vec::new(),
             votes_in: BTreeMap::new(),
             pause_after: BTreeMap::new(),
             store: BTreeMap::new(),

@@ -33,7 +33,10 @@ impl World {
         let here = self.processes.iter().filter(|(_, p)| p.node == node);
         let workers = here.map(|(key, _)| (job_name(), key.clone(), 1)).collect();
         let gpus = self.agents[&node].clone();
-        self.report(link, Event::AgentConnected { node, gpus, workers });
+        self.report(link, Event::AgentConnected { node: node.clone(), gpus, workers });
+        for (_, key, exit) in self.ends.clone().into_iter().filter(|(of, ..)| *of == node) {
+            self.report_exit(&node, &key, exit);
+        }
     }
 
     pub(super) fn worker_connects(&mut self, key: &WorkerKey) {
@@ -192,6 +195,7 @@ impl World {
         let Some(process) = self.processes.remove(key) else {
             return;
         };
+        self.ends.push((process.node.clone(), key.clone(), exit.clone()));
         self.report_exit(&process.node, key, exit);
         self.cut_worker(key);
         let peers: Vec<_> = self
