@@ -76,10 +76,11 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) if !error.use_stderr() => error.exit(),
         Err(error) => {
-            match error.kind() {
-                // `reknit` alone: what it can do.
-                ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => drop(error.print()),
-                _ => eprintln!("reknit: {}", one_line(&error)),
+            // `reknit` alone: what it can do.
+            if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+                let _ = error.print();
+            } else {
+                eprintln!("reknit: {}", one_line(&error));
             }
             return ExitCode::from(64);
         }
