@@ -6,7 +6,7 @@ use reknit_proto::v1::agent_order::Order;
 use reknit_proto::v1::{AgentOrder, AgentReport};
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Status, Streaming};
@@ -70,11 +70,13 @@ pub(crate) async fn keep(endpoint: Endpoint, news: mpsc::Sender<SessionNews>, re
     let mut told = String::new();
     loop {
         let mut welcomed = false;
+        let began = Instant::now();
         let end = match run(&endpoint, &news, reopen, &mut welcomed).await {
             Ok(never) => match never {},
             Err(end) => end,
         };
-        if welcomed {
+        // One that ends at once will end at once again: two agents that share a name take turns.
+        if welcomed && began.elapsed() > RETRY_LIMIT {
             delay = RETRY;
             told.clear();
         }

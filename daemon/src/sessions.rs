@@ -89,9 +89,14 @@ impl<K: Ord, O> Default for Sessions<K, O> {
 }
 
 impl<K: Ord, O> Sessions<K, O> {
-    /// Ends the one before, if there is one.
+    /// Ends the one before, if there is one, and tells it why.
     pub fn open(&mut self, key: K, session: Session<O>) {
-        self.open.insert(key, session);
+        if let Some(before) = self.open.insert(key, session) {
+            let why =
+                "another session was opened under the same name: if two agents run, give each its own --node";
+            // When there is no room, the peer learns no more than that the stream ended.
+            let _ = before.orders.try_send(Err(Status::aborted(why)));
+        }
     }
 
     pub fn is_current(&self, key: &K, id: SessionId) -> bool {
@@ -128,6 +133,7 @@ mod tests {
         sessions.open("a", first);
         sessions.open("a", second);
         assert!(first_end.dropped.try_recv().is_err());
+        assert_eq!(first_end.orders.try_recv().unwrap().unwrap_err().code(), tonic::Code::Aborted);
         assert!(first_end.orders.is_closed());
         assert!(!sessions.close(&"a", first_end.id));
         assert!(sessions.is_current(&"a", second_end.id));
