@@ -4,7 +4,7 @@ use std::path::Path;
 
 /// What is trained on: these tests, as they were built.
 pub const TEXT: &str =
-    concat!(include_str!("lab.rs"), include_str!("watch.rs"), include_str!("../tests/recovery.rs"));
+    concat!(include_str!("lab.rs"), include_str!("watch.rs"), include_str!("../process/recovery.rs"));
 
 /// How the test's job differs from the usual one.
 #[derive(Debug, Clone, Copy)]

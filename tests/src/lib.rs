@@ -1,4 +1,4 @@
-//! Whole clusters of real processes, for the tests under `tests/`.
+//! Whole clusters of real processes, for the tests in `process`.
 
 pub mod job;
 pub mod lab;

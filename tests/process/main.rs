@@ -1,0 +1,3 @@
+//! Clusters of real processes on this machine. Needs all programs: `cargo build --workspace` first.
+
+mod recovery;
