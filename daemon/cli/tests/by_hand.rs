@@ -137,6 +137,11 @@ fn the_commands_of_the_document_do_what_it_says() {
     shell.until_running("[3, 4]");
     run(&mut shell, "reknit gpu restore node-0/1");
     shell.until_running("[4, 4]");
+    // Not in the document: a place names a GPU too, also while nobody is there.
+    shell.run("reknit gpu drain 1.0.1");
+    shell.until_running("[4, 3]");
+    shell.run("reknit gpu restore 1.0.1");
+    shell.until_running("[4, 4]");
     let (_, left) = run(&mut shell, "reknit job stop");
     assert_eq!(left, 0, "blocks that this test does not know");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "files are left");

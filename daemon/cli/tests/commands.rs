@@ -1,10 +1,13 @@
 //! The command line as an operator meets it: exit statuses, one-line errors, and nothing left behind.
+//! Needs the daemon in the same folder: `cargo build --workspace` first.
 
 #![allow(clippy::unwrap_used)] // A failed set-up fails the test.
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 fn reknit(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_reknit"));
@@ -61,6 +64,61 @@ fn no_daemon() {
         let (status, error) = refused(&[command, &["--daemon", &address]].concat());
         assert_eq!(status, 69);
         assert!(error.contains(&address) && error.contains("reknitd"), "{error}");
+    }
+}
+
+/// A daemon without nodes, which ends with the test.
+struct Daemon {
+    process: Child,
+    address: String,
+    _dir: tempfile::TempDir,
+}
+
+impl Daemon {
+    fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let ready = dir.path().join("ready");
+        let program = Path::new(env!("CARGO_BIN_EXE_reknit")).with_file_name("reknitd");
+        let mut command = Command::new(program);
+        command.args(["--listen", "127.0.0.1:0", "--state-dir"]).arg(dir.path().join("state"));
+        command.arg("--ready-file").arg(&ready).stdout(Stdio::null()).stderr(Stdio::null());
+        let process = command.spawn().expect("run `cargo build --workspace` first");
+        let mut daemon = Self { process, address: String::new(), _dir: dir };
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while daemon.address.is_empty() {
+            assert!(Instant::now() < deadline && daemon.process.try_wait().unwrap().is_none());
+            std::thread::sleep(Duration::from_millis(5));
+            let address = std::fs::read_to_string(&ready).unwrap_or_default();
+            if !address.is_empty() {
+                daemon.address = format!("http://{address}");
+            }
+        }
+        daemon
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn what_is_not_there_is_told_with_the_command_that_lists_what_is() {
+    let daemon = Daemon::start();
+    for (command, name, list) in [
+        (&["job", "show"][..], "nojob", "reknit job list"),
+        (&["job", "stop"], "nojob", "reknit job list"),
+        (&["incidents"], "nojob", "reknit job list"),
+        (&["events"], "nojob", "reknit job list"),
+        (&["gpu", "drain"], "GPU-no", "reknit node list"),
+        (&["gpu", "restore"], "node-7/1", "reknit node list"),
+        (&["gpu", "drain"], "0.0.1", "reknit node list"),
+    ] {
+        let (status, error) = refused(&[command, &[name, "--daemon", &daemon.address]].concat());
+        assert_eq!(status, 1, "{error}");
+        assert!(error.contains(name) && error.contains(list), "{error}");
     }
 }
 

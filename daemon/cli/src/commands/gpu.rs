@@ -5,8 +5,11 @@ use crate::failure::Failure;
 use crate::output::print_lines;
 use crate::{Format, Remote};
 use reknit_layout::Place;
-use reknit_proto::v1::{DrainGpuRequest, Job, ListJobsRequest, ListNodesRequest, Node, RestoreGpuRequest};
+use reknit_proto::v1::{
+    DrainGpuRequest, Job, ListIncidentsRequest, ListJobsRequest, ListNodesRequest, Node, RestoreGpuRequest,
+};
 use serde_json::json;
+use std::collections::BTreeSet;
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum GpuCommand {
@@ -28,7 +31,7 @@ pub(crate) enum GpuCommand {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Named {
-    /// NODE/INDEX or a UUID, as `reknit node list` prints them, or the place in a running job, such as 1.0.3.
+    /// NODE/INDEX or a UUID, as `reknit node list` prints them, or its place in a job, such as 1.0.3.
     gpu: String,
 }
 
@@ -36,13 +39,13 @@ pub(crate) async fn run(command: GpuCommand) -> Result<(), Failure> {
     match command {
         GpuCommand::Drain { gpu: Named { gpu: name }, remote } => {
             let mut admin = connect(&remote.daemon).await?;
-            let gpu = find(&mut admin, &name).await?;
+            let gpu = find(&mut admin, &name, training).await?;
             admin.drain_gpu(DrainGpuRequest { gpu: gpu.clone() }).await.map_err(refused)?;
             done(&remote, &name, &gpu, "drained", "leaves at the next step boundary")
         }
         GpuCommand::Restore { gpu: Named { gpu: name }, remote } => {
             let mut admin = connect(&remote.daemon).await?;
-            let gpu = find(&mut admin, &name).await?;
+            let gpu = find(&mut admin, &name, drained).await?;
             admin.restore_gpu(RestoreGpuRequest { gpu: gpu.clone() }).await.map_err(refused)?;
             done(&remote, &name, &gpu, "restored", "may take part again")
         }
@@ -57,16 +60,19 @@ fn done(remote: &Remote, name: &str, gpu: &str, key: &str, words: &str) -> Resul
     }])
 }
 
-/// The UUID of the GPU that an operator names.
-async fn find(admin: &mut Admin, name: &str) -> Result<String, Failure> {
+/// The UUID of the GPU that an operator names. For a place, `at_place` tells who is or was there: job and GPU.
+async fn find<F>(admin: &mut Admin, name: &str, at_place: F) -> Result<String, Failure>
+where
+    F: AsyncFnOnce(&mut Admin, &[Node], &str) -> Result<Vec<(String, String)>, Failure>,
+{
     let nodes = admin.list_nodes(ListNodesRequest {}).await.map_err(refused)?.into_inner().nodes;
     if let Some(gpu) = on_node(&nodes, name) {
         return Ok(gpu);
     }
     match name.parse::<Place>() {
         Ok(place) => {
-            let jobs = admin.list_jobs(ListJobsRequest {}).await.map_err(refused)?.into_inner().jobs;
-            at_place(&jobs, place)
+            let place = place.to_string();
+            only_one(&place, at_place(admin, &nodes, &place).await?)
         }
         // It may be one of a node that is away; the daemon knows.
         Err(_) => Ok(name.to_owned()),
@@ -79,31 +85,54 @@ fn on_node(nodes: &[Node], name: &str) -> Option<String> {
     named.map(|(_, gpu)| gpu.uuid.clone())
 }
 
-fn at_place(jobs: &[Job], place: Place) -> Result<String, Failure> {
-    let place = place.to_string();
-    let here = jobs.iter().flat_map(|job| {
-        let workers = job.workers.iter().filter(|worker| worker.place == place);
-        workers.filter_map(|worker| Some((job.name.as_str(), &worker.worker.as_ref()?.gpu)))
-    });
-    match here.collect::<Vec<_>>().as_slice() {
+async fn jobs(admin: &mut Admin) -> Result<Vec<Job>, Failure> {
+    Ok(admin.list_jobs(ListJobsRequest {}).await.map_err(refused)?.into_inner().jobs)
+}
+
+/// Whose workers are at the place.
+async fn training(admin: &mut Admin, _: &[Node], place: &str) -> Result<Vec<(String, String)>, Failure> {
+    let mut found = Vec::new();
+    for job in jobs(admin).await? {
+        let workers = job.workers.into_iter().filter(|worker| worker.place == place);
+        found.extend(workers.filter_map(|worker| Some((job.name.clone(), worker.worker?.gpu))));
+    }
+    Ok(found)
+}
+
+/// Which drained GPUs were at the place. They have no worker, but an incident tells of their leaving.
+async fn drained(admin: &mut Admin, nodes: &[Node], place: &str) -> Result<Vec<(String, String)>, Failure> {
+    let gpus = nodes.iter().flat_map(|node| &node.gpus).filter(|gpu| gpu.drained);
+    let drained: BTreeSet<&str> = gpus.map(|gpu| gpu.uuid.as_str()).collect();
+    let mut found = Vec::new();
+    for job in jobs(admin).await? {
+        let request = ListIncidentsRequest { job: job.name.clone() };
+        let incidents = admin.list_incidents(request).await.map_err(refused)?.into_inner().incidents;
+        let mut here = incidents.into_iter().rev().filter(|incident| incident.place == place);
+        let last = here.find(|incident| drained.contains(incident.gpu.as_str()));
+        found.extend(last.map(|incident| (job.name, incident.gpu)));
+    }
+    Ok(found)
+}
+
+fn only_one(place: &str, mut found: Vec<(String, String)>) -> Result<String, Failure> {
+    let jobs: Vec<_> = found.iter().map(|(job, _)| job.clone()).collect();
+    found.dedup_by(|a, b| a.1 == b.1);
+    match found.as_slice() {
         [] => Err(Failure::Failed(format!(
-            "no running job has a worker at {place}: name the GPU as `reknit node list` prints it"
+            "no such GPU at {place} in any job: name it as `reknit node list` prints it"
         ))),
-        [(_, gpu)] => Ok((*gpu).clone()),
-        several => {
-            let jobs: Vec<_> = several.iter().map(|(job, _)| *job).collect();
-            Err(Failure::Failed(format!(
-                "{place} is a place in {}: name the GPU as `reknit node list` prints it",
-                jobs.join(" and in ")
-            )))
-        }
+        [(_, gpu)] => Ok(gpu.clone()),
+        [_, _, ..] => Err(Failure::Failed(format!(
+            "{place} is a place in {}: name the GPU as `reknit node list` prints it",
+            jobs.join(" and in ")
+        ))),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use reknit_proto::v1::{JobWorker, NodeGpu, WorkerKey};
+    use reknit_proto::v1::NodeGpu;
 
     fn node(name: &str, uuids: &[&str]) -> Node {
         let gpus = uuids.iter().zip(0..).map(|(uuid, index)| NodeGpu {
@@ -112,12 +141,6 @@ mod tests {
             ..NodeGpu::default()
         });
         Node { name: name.to_owned(), gpus: gpus.collect(), ..Node::default() }
-    }
-
-    fn job(name: &str, place: &str, gpu: &str) -> Job {
-        let key = WorkerKey { gpu: gpu.to_owned(), ..WorkerKey::default() };
-        let worker = JobWorker { place: place.to_owned(), worker: Some(key), ..JobWorker::default() };
-        Job { name: name.to_owned(), workers: vec![worker], ..Job::default() }
     }
 
     #[test]
@@ -129,12 +152,16 @@ mod tests {
     }
 
     #[test]
-    fn by_place_when_it_is_the_only_one() {
-        let jobs = [job("a", "0.0.1", "GPU-a"), job("b", "0.0.2", "GPU-b"), job("c", "0.0.2", "GPU-c")];
-        assert_eq!(at_place(&jobs, Place::new(0, 0, 1)).unwrap(), "GPU-a");
-        let error = at_place(&jobs, Place::new(0, 0, 2)).unwrap_err();
-        assert!(error.to_string().contains("a place in b and in c"), "{error}");
-        let error = at_place(&jobs, Place::new(7, 0, 0)).unwrap_err();
+    fn a_place_names_one_gpu_or_is_refused() {
+        let found = |pairs: &[(&str, &str)]| {
+            let pairs = pairs.iter().map(|(job, gpu)| ((*job).to_owned(), (*gpu).to_owned()));
+            only_one("0.0.2", pairs.collect())
+        };
+        assert_eq!(found(&[("a", "GPU-a")]).unwrap(), "GPU-a");
+        assert_eq!(found(&[("a", "GPU-a"), ("b", "GPU-a")]).unwrap(), "GPU-a");
+        let error = found(&[("a", "GPU-a"), ("b", "GPU-b")]).unwrap_err();
+        assert!(error.to_string().contains("0.0.2 is a place in a and in b"), "{error}");
+        let error = found(&[]).unwrap_err();
         assert_eq!(error.exit_status(), 1);
         assert!(error.to_string().contains("reknit node list"), "{error}");
     }
