@@ -104,7 +104,7 @@ fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
     let told: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
-    told.join(" ").trim_start_matches("error: ").to_owned()
+    told.join(" ").trim_start_matches("error: ").replace(" tip: ", "; ")
 }
 
 /// On the main thread alone: a child's death signal is tied to the thread that started it.
