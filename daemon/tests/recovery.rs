@@ -149,7 +149,9 @@ async fn health_is_acknowledged_and_a_second_agent_of_a_node_replaces_the_first(
 
     let (first_reports, mut first) = open().await;
     let (reports, mut orders) = open().await;
-    assert_eq!(first.message().await.unwrap(), None, "the first session goes on");
+    let end = first.message().await.expect_err("the first session goes on");
+    assert_eq!(end.code(), tonic::Code::Aborted);
+    assert!(end.message().contains("--node"), "{}", end.message());
 
     let lost = v1::HealthTransition {
         sequence: 41,
