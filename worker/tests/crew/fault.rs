@@ -2,7 +2,7 @@
 
 use reknit_plane::{AbortReason, Aborter, Buffer, Endpoint, Group, GroupSpec, Op, Plane, PlaneError, Work};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 /// What goes wrong, once, at the `at`-th operation (from 0) of the groups whose name starts with `group`.
@@ -17,15 +17,44 @@ pub(crate) struct Fault {
 pub(crate) enum How {
     /// The rank dies before the operation: its sockets close.
     Die,
-    /// The operation succeeds, on this rank too, but this rank never learns of it.
+    /// The operation succeeds, on this rank too, but this rank never learns of it. It fails only when all others have
+    /// acted on their success: an earlier end of its connections could cut some of them short.
     LoseAnswer,
+}
+
+/// Counts what happened on all ranks.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    count: Mutex<u64>,
+    more: Condvar,
+}
+
+impl Tally {
+    pub(crate) fn add(&self) {
+        *self.count.lock().unwrap() += 1;
+        self.more.notify_all();
+    }
+
+    pub(crate) fn now(&self) -> u64 {
+        *self.count.lock().unwrap()
+    }
+
+    fn wait_for(&self, count: u64) {
+        let all = self.count.lock().unwrap();
+        let (_all, timeout) =
+            self.more.wait_timeout_while(all, Duration::from_secs(20), |now| *now < count).unwrap();
+        assert!(!timeout.timed_out(), "the others never committed");
+    }
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Trigger {
-    fault: Mutex<Option<Fault>>,
-    seen: AtomicU64,
+    pub(crate) fault: Mutex<Option<Fault>>,
+    pub(crate) seen: AtomicU64,
     pub(crate) fired: AtomicBool,
+    /// Steps committed on all ranks together, and how many of them a lost answer waits for.
+    pub(crate) commits: Arc<Tally>,
+    pub(crate) wait_for: AtomicU64,
 }
 
 pub(crate) struct FaultPlane {
@@ -97,8 +126,8 @@ impl Group for FaultGroup {
                 Box::new(Failed { error: lost(), first: None })
             }
             Some(How::LoseAnswer) => {
-                let error = lost();
-                Box::new(Failed { error, first: Some(self.group.submit(op, deadline)) })
+                let first = (self.group.submit(op, deadline), Arc::clone(&self.trigger));
+                Box::new(Failed { error: lost(), first: Some(first) })
             }
         }
     }
@@ -118,13 +147,14 @@ impl Group for FaultGroup {
 
 struct Failed {
     error: PlaneError,
-    first: Option<Box<dyn Work>>,
+    first: Option<(Box<dyn Work>, Arc<Trigger>)>,
 }
 
 impl Work for Failed {
     fn wait(self: Box<Self>) -> Result<Buffer, PlaneError> {
-        if let Some(work) = self.first {
+        if let Some((work, trigger)) = self.first {
             work.wait().expect("the operation itself succeeds");
+            trigger.commits.wait_for(trigger.wait_for.load(Ordering::SeqCst));
         }
         Err(self.error)
     }

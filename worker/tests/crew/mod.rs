@@ -4,7 +4,7 @@
 
 pub(crate) mod fault;
 
-use fault::{Fault, FaultPlane, Trigger};
+use fault::{Fault, FaultPlane, Tally, Trigger};
 use reknit_layout::{Epoch, GpuId, Holding, Incarnation, JobSpec, Place, Plan, PlanRequest, Step, WorkerKey};
 use reknit_model::Real;
 use reknit_plane::host::HostPlane;
@@ -44,6 +44,7 @@ pub(crate) struct Crew<T: Real + Element> {
     pub(crate) rolled_forward: usize,
     pub(crate) degrees: Vec<Vec<u32>>,
     started: u64,
+    commits: Arc<Tally>,
 }
 
 pub(crate) fn job(dir: &std::path::Path, dtype: &str, data: u32, tensor: u32, steps: u64) -> JobSpec {
@@ -105,6 +106,7 @@ impl<T: Real + Element> Crew<T> {
             rolled_forward: 0,
             degrees: Vec::new(),
             started: 0,
+            commits: Arc::default(),
             job: Arc::new(job),
         };
         for replica in 0..crew.job.parallel.data {
@@ -125,7 +127,7 @@ impl<T: Real + Element> Crew<T> {
         };
         // Replicas are nodes: tensor groups use Unix sockets, the sums over replicas TCP.
         let node = format!("node-{}", place.replica);
-        let trigger = Arc::<Trigger>::default();
+        let trigger = Arc::new(Trigger { commits: Arc::clone(&self.commits), ..Trigger::default() });
         let plane: Arc<dyn Plane> = Arc::new(FaultPlane {
             inner: Arc::new(HostPlane::new(&node, "127.0.0.1").unwrap()),
             trigger: Arc::clone(&trigger),
@@ -148,7 +150,10 @@ impl<T: Real + Element> Crew<T> {
     }
 
     pub(crate) fn arm(&mut self, place: Place, fault: Fault) {
-        self.seat(place).trigger.arm(fault);
+        let others = self.seats.len() as u64 - 1;
+        let trigger = &self.seat(place).trigger;
+        trigger.wait_for.store(trigger.commits.now() + others, Ordering::SeqCst);
+        trigger.arm(fault);
     }
 
     /// Takes a rank out that has no fault.
@@ -169,7 +174,10 @@ impl<T: Real + Element> Crew<T> {
             let mut done = Vec::new();
             while seat.rank.committed().0 < step {
                 match seat.rank.train_step(false) {
-                    Ok(step) => done.push((seat.place.replica.0, step.committed)),
+                    Ok(step) => {
+                        seat.trigger.commits.add();
+                        done.push((seat.place.replica.0, step.committed));
+                    }
                     Err(error) => return (done, Some(error.to_string())),
                 }
             }
