@@ -3,6 +3,7 @@
 use crate::Real;
 use crate::cpu::gemm::{View, ViewMut};
 use crate::cpu::kernels::{size, softmax, softmax_backward};
+use crate::linear::Extents;
 use crate::pass::{Extent, Scratch};
 use crate::shard::AxisShard;
 
@@ -111,13 +112,7 @@ pub(crate) fn forward<T: Real>(
     size(mixed, tokens * narrow);
     size(probabilities, extent.samples * heads.units * heads.queries * seq_len * seq_len);
 
-    T::gemm(
-        T::ONE,
-        View::new(normed, tokens, hidden),
-        View::new(&axis.input.weights, wide, hidden).t(),
-        T::ZERO,
-        ViewMut::new(qkv, tokens, wide),
-    );
+    axis.input.into_rows(Extents { tokens, rows: wide, hidden }, normed, qkv);
     heads.turn(qkv, seq_len, |head, position| extent.rotary.forward(head, position));
     for head in heads.each(extent.samples, seq_len) {
         for (start, end) in blocks(seq_len) {
@@ -142,13 +137,7 @@ pub(crate) fn forward<T: Real>(
         }
     }
     size(out, tokens * hidden);
-    T::gemm(
-        T::ONE,
-        View::new(mixed, tokens, narrow),
-        View::new(&axis.output.weights, narrow, hidden),
-        T::ZERO,
-        ViewMut::new(out, tokens, hidden),
-    );
+    axis.output.out_of_rows(Extents { tokens, rows: narrow, hidden }, mixed, out);
 }
 
 /// Adds the gradients of the weights and writes this rank's part of the gradient of `normed`, to be summed over the group.
@@ -167,20 +156,7 @@ pub(crate) fn backward<T: Real>(
     let Scratch { d_normed, d_wide: d_qkv, d_narrow: d_mixed, d_square } = scratch;
 
     size(d_mixed, tokens * narrow);
-    T::gemm(
-        T::ONE,
-        View::new(d_out, tokens, hidden),
-        View::new(&axis.output.weights, narrow, hidden).t(),
-        T::ZERO,
-        ViewMut::new(d_mixed, tokens, narrow),
-    );
-    T::gemm(
-        T::ONE,
-        View::new(mixed, tokens, narrow).t(),
-        View::new(d_out, tokens, hidden),
-        T::ONE,
-        ViewMut::new(&mut axis.output.gradients, narrow, hidden),
-    );
+    axis.output.out_of_rows_backward(Extents { tokens, rows: narrow, hidden }, mixed, d_out, d_mixed);
 
     size(d_qkv, tokens * wide);
     d_qkv.fill(T::ZERO);
@@ -227,19 +203,6 @@ pub(crate) fn backward<T: Real>(
     }
     heads.turn(d_qkv, seq_len, |head, position| extent.rotary.backward(head, position));
 
-    T::gemm(
-        T::ONE,
-        View::new(d_qkv, tokens, wide).t(),
-        View::new(normed, tokens, hidden),
-        T::ONE,
-        ViewMut::new(&mut axis.input.gradients, wide, hidden),
-    );
     size(d_normed, tokens * hidden);
-    T::gemm(
-        T::ONE,
-        View::new(d_qkv, tokens, wide),
-        View::new(&axis.input.weights, wide, hidden),
-        T::ZERO,
-        ViewMut::new(d_normed, tokens, hidden),
-    );
+    axis.input.into_rows_backward(Extents { tokens, rows: wide, hidden }, normed, d_qkv, d_normed);
 }

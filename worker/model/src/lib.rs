@@ -27,6 +27,7 @@ mod batch;
 pub mod cpu;
 mod ffn;
 mod init;
+mod linear;
 mod optimizer;
 mod parallel;
 mod pass;

@@ -1,8 +1,8 @@
 //! The two ends of the model, split by vocabulary rows: embedding, head and cross-entropy.
 
 use crate::Real;
-use crate::cpu::gemm::{View, ViewMut};
 use crate::cpu::kernels::{add, exp_shifted, maximum, size};
+use crate::linear::Extents;
 use crate::parallel::TensorParallel;
 use crate::pass::{Extent, Scratch};
 use crate::shape::Shape;
@@ -85,13 +85,8 @@ pub(crate) fn cross_entropy<T: Real, P: TensorParallel<T>>(
     target_rows.extend(rows(extent.shape, axis, targets));
 
     size(exponentials, tokens * width);
-    T::gemm(
-        T::ONE,
-        View::new(normed, tokens, hidden),
-        View::new(head(extent.shape, axis), width, hidden).t(),
-        T::ZERO,
-        ViewMut::new(exponentials, tokens, width),
-    );
+    let head = if extent.shape.tied { &axis.input } else { &axis.output };
+    head.into_rows(Extents { tokens, rows: width, hidden }, normed, exponentials);
     maxima.clear();
     maxima.extend((0..tokens).map(|token| maximum(&exponentials[token * width..(token + 1) * width])));
     group.all_reduce_max(maxima)?;
@@ -136,24 +131,6 @@ pub(crate) fn cross_entropy_backward<T: Real>(
     }
     let d_normed = &mut scratch.d_normed;
     size(d_normed, tokens * hidden);
-    T::gemm(
-        T::ONE,
-        View::new(d_logits, tokens, width),
-        View::new(head(extent.shape, axis), width, hidden),
-        T::ZERO,
-        ViewMut::new(d_normed, tokens, hidden),
-    );
-    let matrix = if extent.shape.tied { &mut axis.input } else { &mut axis.output };
-    T::gemm(
-        T::ONE,
-        View::new(d_logits, tokens, width).t(),
-        View::new(normed, tokens, hidden),
-        T::ONE,
-        ViewMut::new(&mut matrix.gradients, width, hidden),
-    );
-}
-
-/// The head's weights: the embedding itself if they are tied.
-fn head<'a, T>(shape: &Shape, axis: &'a AxisShard<T>) -> &'a [T] {
-    if shape.tied { &axis.input.weights } else { &axis.output.weights }
+    let head = if extent.shape.tied { &mut axis.input } else { &mut axis.output };
+    head.into_rows_backward(Extents { tokens, rows: width, hidden }, normed, d_logits, d_normed);
 }
