@@ -112,7 +112,7 @@ pub(crate) fn forward<T: Real>(
     size(mixed, tokens * narrow);
     size(probabilities, extent.samples * heads.units * heads.queries * seq_len * seq_len);
 
-    axis.input.into_rows(Extents { tokens, rows: wide, hidden }, normed, qkv);
+    axis.input.expand(Extents { tokens, rows: wide, hidden }, normed, qkv);
     heads.turn(qkv, seq_len, |head, position| extent.rotary.forward(head, position));
     for head in heads.each(extent.samples, seq_len) {
         for (start, end) in blocks(seq_len) {
@@ -137,7 +137,7 @@ pub(crate) fn forward<T: Real>(
         }
     }
     size(out, tokens * hidden);
-    axis.output.out_of_rows(Extents { tokens, rows: narrow, hidden }, mixed, out);
+    axis.output.contract(Extents { tokens, rows: narrow, hidden }, mixed, out);
 }
 
 /// Adds the gradients of the weights and writes this rank's part of the gradient of `normed`, to be summed over the group.
@@ -156,7 +156,7 @@ pub(crate) fn backward<T: Real>(
     let Scratch { d_normed, d_wide: d_qkv, d_narrow: d_mixed, d_square } = scratch;
 
     size(d_mixed, tokens * narrow);
-    axis.output.out_of_rows_backward(Extents { tokens, rows: narrow, hidden }, mixed, d_out, d_mixed);
+    axis.output.contract_backward(Extents { tokens, rows: narrow, hidden }, mixed, d_out, d_mixed);
 
     size(d_qkv, tokens * wide);
     d_qkv.fill(T::ZERO);
@@ -204,5 +204,5 @@ pub(crate) fn backward<T: Real>(
     heads.turn(d_qkv, seq_len, |head, position| extent.rotary.backward(head, position));
 
     size(d_normed, tokens * hidden);
-    axis.input.into_rows_backward(Extents { tokens, rows: wide, hidden }, normed, d_qkv, d_normed);
+    axis.input.expand_backward(Extents { tokens, rows: wide, hidden }, normed, d_qkv, d_normed);
 }

@@ -28,14 +28,14 @@ pub(crate) fn forward<T: Real>(
     let Saved { gate_up, active } = saved;
     size(gate_up, tokens * 2 * narrow);
     size(active, tokens * narrow);
-    axis.input.into_rows(Extents { tokens, rows: 2 * narrow, hidden }, normed, gate_up);
+    axis.input.expand(Extents { tokens, rows: 2 * narrow, hidden }, normed, gate_up);
     // A row is a whole number of units, so units can be walked without regard to rows.
     for (pair, active) in gate_up.chunks_exact(2 * block).zip(active.chunks_exact_mut(block)) {
         let (gate, up) = pair.split_at(block);
         swiglu(gate, up, active);
     }
     size(out, tokens * hidden);
-    axis.output.out_of_rows(Extents { tokens, rows: narrow, hidden }, active, out);
+    axis.output.contract(Extents { tokens, rows: narrow, hidden }, active, out);
 }
 
 /// Adds the gradients of the weights and writes this rank's part of the gradient of `normed`, to be summed over the group.
@@ -53,12 +53,12 @@ pub(crate) fn backward<T: Real>(
     let Scratch { d_normed, d_wide: d_gate_up, d_narrow: d_active, d_square: _ } = scratch;
 
     size(d_active, tokens * narrow);
-    axis.output.out_of_rows_backward(Extents { tokens, rows: narrow, hidden }, active, d_out, d_active);
+    axis.output.contract_backward(Extents { tokens, rows: narrow, hidden }, active, d_out, d_active);
     size(d_gate_up, tokens * 2 * narrow);
     let units = gate_up.chunks_exact(2 * block).zip(d_active.chunks_exact(block));
     for ((pair, d_active), d_pair) in units.zip(d_gate_up.chunks_exact_mut(2 * block)) {
         swiglu_backward(pair.split_at(block), d_active, d_pair.split_at_mut(block));
     }
     size(d_normed, tokens * hidden);
-    axis.input.into_rows_backward(Extents { tokens, rows: 2 * narrow, hidden }, normed, d_gate_up, d_normed);
+    axis.input.expand_backward(Extents { tokens, rows: 2 * narrow, hidden }, normed, d_gate_up, d_normed);
 }

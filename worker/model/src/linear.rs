@@ -14,7 +14,7 @@ pub(crate) struct Extents {
 
 impl<T: Real> Tensor<T> {
     /// `out = x * weights^T`: from `tokens x hidden` to `tokens x rows`.
-    pub(crate) fn into_rows(&self, of: Extents, x: &[T], out: &mut [T]) {
+    pub(crate) fn expand(&self, of: Extents, x: &[T], out: &mut [T]) {
         let Extents { tokens, rows, hidden } = of;
         T::gemm(
             T::ONE,
@@ -25,8 +25,8 @@ impl<T: Real> Tensor<T> {
         );
     }
 
-    /// Adds the gradient of the weights of [`Tensor::into_rows`] and writes that of `x`.
-    pub(crate) fn into_rows_backward(&mut self, of: Extents, x: &[T], d_out: &[T], d_x: &mut [T]) {
+    /// Adds the gradient of the weights of [`Tensor::expand`] and writes that of `x`.
+    pub(crate) fn expand_backward(&mut self, of: Extents, x: &[T], d_out: &[T], d_x: &mut [T]) {
         let Extents { tokens, rows, hidden } = of;
         let d_out = View::new(d_out, tokens, rows);
         let gradients = ViewMut::new(&mut self.gradients, rows, hidden);
@@ -36,7 +36,7 @@ impl<T: Real> Tensor<T> {
     }
 
     /// `out = x * weights`: from `tokens x rows` to `tokens x hidden`.
-    pub(crate) fn out_of_rows(&self, of: Extents, x: &[T], out: &mut [T]) {
+    pub(crate) fn contract(&self, of: Extents, x: &[T], out: &mut [T]) {
         let Extents { tokens, rows, hidden } = of;
         T::gemm(
             T::ONE,
@@ -47,8 +47,8 @@ impl<T: Real> Tensor<T> {
         );
     }
 
-    /// Adds the gradient of the weights of [`Tensor::out_of_rows`] and writes that of `x`.
-    pub(crate) fn out_of_rows_backward(&mut self, of: Extents, x: &[T], d_out: &[T], d_x: &mut [T]) {
+    /// Adds the gradient of the weights of [`Tensor::contract`] and writes that of `x`.
+    pub(crate) fn contract_backward(&mut self, of: Extents, x: &[T], d_out: &[T], d_x: &mut [T]) {
         let Extents { tokens, rows, hidden } = of;
         let d_out = View::new(d_out, tokens, hidden);
         let weights = View::new(&self.weights, rows, hidden).t();

@@ -86,7 +86,7 @@ pub(crate) fn cross_entropy<T: Real, P: TensorParallel<T>>(
 
     size(exponentials, tokens * width);
     let head = if extent.shape.tied { &axis.input } else { &axis.output };
-    head.into_rows(Extents { tokens, rows: width, hidden }, normed, exponentials);
+    head.expand(Extents { tokens, rows: width, hidden }, normed, exponentials);
     maxima.clear();
     maxima.extend((0..tokens).map(|token| maximum(&exponentials[token * width..(token + 1) * width])));
     group.all_reduce_max(maxima)?;
@@ -132,5 +132,5 @@ pub(crate) fn cross_entropy_backward<T: Real>(
     let d_normed = &mut scratch.d_normed;
     size(d_normed, tokens * hidden);
     let head = if extent.shape.tied { &mut axis.input } else { &mut axis.output };
-    head.into_rows_backward(Extents { tokens, rows: width, hidden }, normed, d_logits, d_normed);
+    head.expand_backward(Extents { tokens, rows: width, hidden }, normed, d_logits, d_normed);
 }
