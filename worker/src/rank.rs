@@ -210,7 +210,7 @@ impl<T: Real + Element> Rank<T> {
             phase,
             epoch: self.epoch,
             ready_epoch: self.ready_epoch().unwrap_or_default(),
-            holding: Holding { step: self.committed, units },
+            holding: Holding { step: self.committed, units: units.into() },
             prepared: prepared.map_or(self.committed, |attempt| attempt.step),
             attempted,
             vote: self.vote,

@@ -115,7 +115,7 @@ impl Linter<'_> {
             let axes: BTreeSet<Axis> = self.job.stage_axes(group.stage).into_iter().collect();
             let given: BTreeSet<Axis> = group.partitions.keys().copied().collect();
             self.expect(axes == given, Rule::Cover, || format!("{name} has the axes {given:?}"));
-            for (axis, sets) in &group.partitions {
+            for (axis, sets) in group.partitions.iter() {
                 let cover = covers(sets, self.job.model.units(axis.family));
                 self.expect(cover, Rule::Cover, || format!("{name} {axis}: {sets:?}"));
                 self.expect(sets.len() == group.slots.len(), Rule::Cover, || {
@@ -225,7 +225,7 @@ impl Linter<'_> {
             self.expect(replicated == wanted, Rule::Source, || {
                 format!("{worker} gets the replicated parameters {replicated} times, needs {wanted}")
             });
-            for (axis, sets) in &group.partitions {
+            for (axis, sets) in group.partitions.iter() {
                 let held = holding.as_ref().map(|holding| holding.of(*axis)).unwrap_or_default();
                 let owned = sets.get(slot).cloned().unwrap_or_default();
                 let missing: Vec<u32> = owned.iter().filter(|unit| !held.contains(*unit)).collect();

@@ -3,6 +3,7 @@
 use crate::{Axis, Step, Units};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// What one worker holds: the units of every axis, all standing at one committed step.
 ///
@@ -10,7 +11,8 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holding {
     pub step: Step,
-    pub units: BTreeMap<Axis, Units>,
+    /// Shared between workers that hold the same, so that a plan for many thousands compares pointers.
+    pub units: Arc<BTreeMap<Axis, Units>>,
 }
 
 impl Holding {

@@ -54,6 +54,8 @@ number_id!(/// Which start of a worker on a GPU this is. It grows with every spa
     Incarnation(u64));
 text_id!(/// A machine.
     NodeName);
+text_id!(/// GPUs that share NVLink: a machine or a rack.
+    DomainName);
 text_id!(/// A GPU, by its UUID.
     GpuId);
 

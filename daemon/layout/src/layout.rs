@@ -3,6 +3,7 @@
 use crate::{Axis, Epoch, JobSpec, Place, ReplicaId, Slot, StageId, Units, WorkerKey};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Who holds what, who takes how many samples, and where gradients meet, at one epoch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -23,10 +24,13 @@ pub struct Group {
     pub stage: StageId,
     /// One entry per nominal slot, in slot order; `None` where the slot is inactive.
     pub slots: Vec<Option<Member>>,
-    /// Per axis one set per nominal slot, empty where inactive. Together they cover every unit once (COVER),
-    /// or all are empty in a group that does not train.
-    pub partitions: BTreeMap<Axis, Vec<Units>>,
+    /// Shared between groups that are split alike.
+    pub partitions: Arc<Partitions>,
 }
+
+/// Per axis one set per nominal slot, empty where inactive. Together they cover every unit once (COVER); a group that does
+/// not train has no axis.
+pub type Partitions = BTreeMap<Axis, Vec<Units>>;
 
 /// The worker that fills an active slot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,15 +10,18 @@ pub mod layout;
 pub mod plan;
 mod planner;
 mod stages;
+pub mod topology;
 pub mod units;
 
 pub use check::{Rule, Violation, check};
 pub use holding::Holding;
 pub use ids::{
-    Axis, Epoch, Family, GpuId, Incarnation, NodeName, Place, ReplicaId, Slot, StageId, Step, WorkerKey,
+    Axis, DomainName, Epoch, Family, GpuId, Incarnation, NodeName, Place, ReplicaId, Slot, StageId, Step,
+    WorkerKey,
 };
 pub use job::{JobError, JobSpec};
-pub use layout::{Group, Layout, Member, SyncAxis, SyncColumns};
-pub use plan::{Plan, PlanError, PlanRequest, Transfer};
-pub use planner::plan;
+pub use layout::{Group, Layout, Member, Partitions, SyncAxis, SyncColumns};
+pub use plan::{Draft, Plan, PlanError, PlanRequest, Transfer};
+pub use planner::{draft, plan};
+pub use topology::Topology;
 pub use units::Units;

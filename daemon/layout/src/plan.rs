@@ -1,6 +1,6 @@
 //! What the planner is asked and what it answers.
 
-use crate::{Axis, Epoch, Holding, JobSpec, Layout, Place, Units, WorkerKey};
+use crate::{Axis, Epoch, Holding, JobSpec, Layout, Place, Topology, Units, WorkerKey};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone)]
 pub struct PlanRequest<'a> {
     pub job: &'a JobSpec,
+    /// Where GPUs are. Empty when nothing is known: then only a group's own members are near.
+    pub topology: &'a Topology,
     /// The epoch of the layout to make.
     pub epoch: Epoch,
     /// The workers that shall train, by nominal place, each at one. Places not named are inactive.
@@ -32,6 +34,15 @@ pub struct Plan {
     /// unit between the slots of a group, and at full degree the sizes of the nominal layout (so that growth ends
     /// where it began).
     pub bytes_lower_bound: u64,
+}
+
+/// A plan that can be carried out only if nothing is missing.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Draft {
+    /// Its transfers bring all but what is missing.
+    pub plan: Plan,
+    /// NO-GUESS: these units have no live holder at the newest step. Empty: the plan is good.
+    pub missing: BTreeMap<Axis, Units>,
 }
 
 /// Some units of one axis go from a worker that holds them to one that shall own them.

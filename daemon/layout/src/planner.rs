@@ -9,7 +9,7 @@ mod sources;
 mod sync;
 
 use crate::{
-    Axis, Group, Layout, Member, Place, Plan, PlanError, PlanRequest, ReplicaId, Slot, StageId, Units,
+    Axis, Draft, Group, Layout, Member, Place, Plan, PlanError, PlanRequest, ReplicaId, Slot, StageId, Units,
     WorkerKey,
 };
 use sources::{Holders, Need};
@@ -17,10 +17,19 @@ use std::collections::BTreeMap;
 
 /// Plans a layout of `request.members` at `request.epoch`.
 ///
+/// # Errors
+/// Those of [`draft`], and [`PlanError::Unrecoverable`].
+pub fn plan(request: &PlanRequest<'_>) -> Result<Plan, PlanError> {
+    let Draft { plan, missing } = draft(request)?;
+    if missing.is_empty() { Ok(plan) } else { Err(PlanError::Unrecoverable(missing)) }
+}
+
+/// Plans as [`plan`] does, but answers also where units have no live holder.
+///
 /// A replica trains if each of its groups has `min_tensor` members; members of other replicas get no place, but what
 /// they hold still counts as a source. Members outside the nominal layout are ignored. The job must be valid
 /// ([`crate::JobSpec::validate`]).
-pub fn plan(request: &PlanRequest<'_>) -> Result<Plan, PlanError> {
+pub fn draft(request: &PlanRequest<'_>) -> Result<Draft, PlanError> {
     let job = request.job;
     let training = job.training(request.members.keys())?;
     let holders = Holders::new(request);
@@ -61,11 +70,11 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<Plan, PlanError> {
                 replica,
                 stage,
                 slots: workers.into_iter().map(member).collect(),
-                partitions,
+                partitions: partitions.into(),
             });
         }
     }
-    let transfers = sources::transfers(job, &holders, &needs)?;
+    let (transfers, missing) = sources::transfers(job, &holders, &needs);
     let batch = batch::batch(job, &groups);
     let sync = job.stages().map(|stage| sync::columns(job, stage, &groups)).collect();
     let plan = Plan {
@@ -75,8 +84,8 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<Plan, PlanError> {
         fresh: request.fresh,
         bytes_lower_bound,
     };
-    debug_assert_eq!(crate::check(request, &plan), Vec::new());
-    Ok(plan)
+    debug_assert!(!missing.is_empty() || crate::check(request, &plan).is_empty());
+    Ok(Draft { plan, missing })
 }
 
 /// The member of each nominal slot of a group.

@@ -6,6 +6,7 @@ mod common;
 use common::{Cluster, job};
 use reknit_layout::*;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 fn sizes(group: &Group, axis: Axis) -> Vec<u32> {
     group.partitions[&axis].iter().map(Units::len).collect()
@@ -64,7 +65,7 @@ fn with_one_reduced_replica_only_the_extra_slot_hands_over() {
 fn a_slot_that_returns_gets_its_own_units_back() {
     for lost in 0..4 {
         let mut cluster = Cluster::start(job(2, 4, 13, 18, 15));
-        let before: BTreeMap<_, _> = group(&cluster, 0).partitions.clone();
+        let before = group(&cluster, 0).partitions.clone();
         cluster.lose(Place::new(0, 0, lost));
         cluster.replan().unwrap();
         cluster.restore(Place::new(0, 0, lost));
@@ -266,10 +267,10 @@ fn the_linter_finds_faults() {
         assert!(found.contains(&rule), "{rule:?} is not in {found:?}");
     };
     has(Rule::Cover, &|plan| {
-        plan.layout.groups[0].partitions.get_mut(&Axis::vocab()).unwrap()[0].insert(11);
+        Arc::make_mut(&mut plan.layout.groups[0].partitions).get_mut(&Axis::vocab()).unwrap()[0].insert(11);
     });
     has(Rule::Balance, &|plan| {
-        let sets = plan.layout.groups[1].partitions.get_mut(&Axis::ffn(1)).unwrap();
+        let sets = Arc::make_mut(&mut plan.layout.groups[1].partitions).get_mut(&Axis::ffn(1)).unwrap();
         sets[0] = Units::range(0, 5);
         sets[1] = Units::range(5, 6);
     });

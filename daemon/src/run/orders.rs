@@ -6,7 +6,7 @@ use crate::input::Input;
 use crate::rpc::convert;
 use crate::sessions::{Peer, Sent};
 use reknit_engine::{Command, Event, JobName, Notice, Participant, StepVote};
-use reknit_layout::{Epoch, NodeName, Plan, PlanRequest, Step, WorkerKey};
+use reknit_layout::{Epoch, NodeName, Plan, PlanRequest, Step, Topology, WorkerKey};
 use reknit_proto::v1;
 use std::sync::Arc;
 
@@ -61,9 +61,14 @@ impl Coordinator {
             }
             Command::Plan { job, epoch, spec, members, holdings, fresh } => {
                 let work = move || {
-                    let request =
-                        PlanRequest { job: &spec, epoch, members: &members, holdings: &holdings, fresh };
-                    reknit_layout::plan(&request)
+                    reknit_layout::plan(&PlanRequest {
+                        job: &spec,
+                        topology: &Topology::default(),
+                        epoch,
+                        members: &members,
+                        holdings: &holdings,
+                        fresh,
+                    })
                 };
                 self.plan(job, epoch, work);
                 Ok(None)

@@ -248,7 +248,7 @@ fn resumed(
     let place = plan.layout.place_of(me).expect("a member");
     let group = plan.layout.group(place.replica, place.stage).unwrap();
     let step = prepared.resume_step + 1;
-    let holding = Holding { step: Step(step), units: group.owned(place.slot) };
+    let holding = Holding { step: Step(step), units: group.owned(place.slot).into() };
     let samples = plan.layout.samples_of(place.replica);
     let vote = v1::StepVote { grad_norm_squared: 1.0, loss: 5.0 };
     *state = v1::WorkerState {

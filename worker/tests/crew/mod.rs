@@ -5,7 +5,9 @@
 pub(crate) mod fault;
 
 use fault::{Fault, FaultPlane, Tally, Trigger};
-use reknit_layout::{Epoch, GpuId, Holding, Incarnation, JobSpec, Place, Plan, PlanRequest, Step, WorkerKey};
+use reknit_layout::{
+    Epoch, GpuId, Holding, Incarnation, JobSpec, Place, Plan, PlanRequest, Step, Topology, WorkerKey,
+};
 use reknit_model::Real;
 use reknit_plane::host::HostPlane;
 use reknit_plane::{Element, Plane, Ticket};
@@ -258,8 +260,14 @@ impl<T: Real + Element> Crew<T> {
             }
         }
         let members = self.seats.iter().map(|seat| (seat.place, seat.worker.clone())).collect();
-        let request =
-            PlanRequest { job: &self.job, epoch: self.epoch, members: &members, holdings: &holdings, fresh };
+        let request = PlanRequest {
+            job: &self.job,
+            topology: &Topology::default(),
+            epoch: self.epoch,
+            members: &members,
+            holdings: &holdings,
+            fresh,
+        };
         let plan = reknit_layout::plan(&request).map_err(|error| error.to_string())?;
         let vote: Option<StepVote> =
             states.iter().find(|state| state.holding.step == newest).and_then(|state| state.vote);

@@ -288,9 +288,9 @@ impl World {
                 return;
             }
             Command::Plan { job, epoch, spec, members, holdings, fresh } => {
-                let result =
-                    plan(&PlanRequest { job: spec, epoch: *epoch, members, holdings, fresh: *fresh });
-                let event = Event::Planned { job: job.clone(), epoch: *epoch, result };
+                let (topology, epoch, fresh) = (&Topology::default(), *epoch, *fresh);
+                let result = plan(&PlanRequest { job: spec, topology, epoch, members, holdings, fresh });
+                let event = Event::Planned { job: job.clone(), epoch, result };
                 let wait = self.some_delay();
                 self.at(wait, Happening::Planned(event));
                 return;

@@ -142,7 +142,7 @@ impl World {
                 let group = plan.layout.group(place.replica, place.stage).expect("a group");
                 state.epoch = epoch;
                 state.ready_epoch = Epoch(0);
-                state.holding = Holding { step: process.resume_step, units: group.owned(place.slot) };
+                state.holding = Holding { step: process.resume_step, units: group.owned(place.slot).into() };
                 state.prepared = process.resume_step;
                 state.attempted = process.resume_step;
                 if process.resume_step.0 > 0 {

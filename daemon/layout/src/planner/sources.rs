@@ -5,8 +5,7 @@
 //! that sends least so far is taken, units without a choice first.
 
 use crate::{
-    Axis, Holding, JobSpec, Place, PlanError, PlanRequest, ReplicaId, StageId, Step, Transfer, Units,
-    WorkerKey,
+    Axis, Holding, JobSpec, Place, PlanRequest, ReplicaId, StageId, Step, Transfer, Units, WorkerKey,
 };
 use std::collections::BTreeMap;
 
@@ -81,12 +80,12 @@ struct Parcel<'a> {
     from: Vec<usize>,
 }
 
-/// Finds a source for everything needed. Parcels of one axis between one pair of workers make one transfer.
+/// Finds a source for everything needed, and what has none. Parcels of one axis between one pair of workers make one transfer.
 pub(super) fn transfers(
     job: &JobSpec,
     holders: &Holders<'_>,
     needs: &[Need<'_>],
-) -> Result<Vec<Transfer>, PlanError> {
+) -> (Vec<Transfer>, BTreeMap<Axis, Units>) {
     let mut missing: BTreeMap<Axis, Units> = BTreeMap::new();
     let mut parcels = Vec::new();
     for need in needs {
@@ -96,9 +95,6 @@ pub(super) fn transfers(
                 _ => parcels.push(Parcel { need, unit, from }),
             }
         }
-    }
-    if !missing.is_empty() {
-        return Err(PlanError::Unrecoverable(missing));
     }
     // A stable sort: those without a choice first, otherwise in the order of needs.
     parcels.sort_by_key(|parcel| parcel.from.len() > 1);
@@ -124,7 +120,7 @@ pub(super) fn transfers(
         to: to.clone(),
         bytes,
     });
-    Ok(transfers.collect())
+    (transfers.collect(), missing)
 }
 
 /// The best holders of each needed unit.

@@ -4,6 +4,7 @@
 use reknit_layout::job::*;
 use reknit_layout::*;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// A valid job with these counts of units.
 pub fn job(data: u32, tensor: u32, kv_heads: u32, ffn_units: u32, vocab_units: u32) -> JobSpec {
@@ -45,6 +46,7 @@ pub fn job(data: u32, tensor: u32, kv_heads: u32, ffn_units: u32, vocab_units: u
 
 pub struct Cluster {
     pub job: JobSpec,
+    pub topology: Topology,
     pub members: BTreeMap<Place, WorkerKey>,
     pub holdings: BTreeMap<WorkerKey, Holding>,
     pub plan: Plan,
@@ -69,13 +71,15 @@ impl Cluster {
         let holdings = BTreeMap::new();
         let plan = plan(&PlanRequest {
             job: &job,
+            topology: &Topology::default(),
             epoch: Epoch(1),
             members: &members,
             holdings: &holdings,
             fresh: true,
         })
         .unwrap();
-        let mut cluster = Self { job, members, holdings, plan, spawned, epoch: 1 };
+        let mut cluster =
+            Self { job, topology: Topology::default(), members, holdings, plan, spawned, epoch: 1 };
         cluster.lint();
         cluster.commit(Step(1));
         cluster
@@ -84,6 +88,7 @@ impl Cluster {
     pub fn request(&self) -> PlanRequest<'_> {
         PlanRequest {
             job: &self.job,
+            topology: &self.topology,
             epoch: Epoch(self.epoch),
             members: &self.members,
             holdings: &self.holdings,
@@ -129,7 +134,7 @@ impl Cluster {
             let holding = self.holdings.entry(transfer.to.clone()).or_default();
             holding.step = step;
             if let Some(axis) = transfer.axis {
-                let units = holding.units.entry(axis).or_default();
+                let units = Arc::make_mut(&mut holding.units).entry(axis).or_default();
                 *units = units.union(&transfer.units);
             }
         }
@@ -152,7 +157,7 @@ impl Cluster {
         let layout = &self.plan.layout;
         let hold = |(place, member): (Place, &Member)| {
             let group = layout.group(place.replica, place.stage).unwrap();
-            let units = group.owned(place.slot);
+            let units = group.owned(place.slot).into();
             (member.worker.clone(), Holding { step, units })
         };
         self.holdings = layout.members().map(hold).collect();
@@ -178,7 +183,7 @@ impl Cluster {
             let workers: Vec<_> = group.slots.iter().flatten().map(|member| &member.worker).collect();
             let new = workers.iter().filter(|worker| live(worker, group.stage).is_none()).count();
             bytes += new as u64 * self.job.replicated_bytes(group.stage);
-            for (axis, sets) in &group.partitions {
+            for (axis, sets) in group.partitions.iter() {
                 let units = self.job.model.units(axis.family);
                 let held: Vec<BTreeSet<u32>> = workers
                     .iter()
