@@ -1,6 +1,7 @@
 //! The job file: what to train and how, as `reknit job submit` and `reknit plan` take it.
 
 mod parse;
+mod trainable;
 mod validate;
 
 pub use validate::Invalid;
@@ -192,8 +193,11 @@ pub struct DataSpec {
     pub tokenizer: String,
 }
 
+/// The tokenizer that makes each byte a token.
+const BYTES: &str = "bytes";
+
 fn bytes() -> String {
-    "bytes".to_owned()
+    BYTES.to_owned()
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -217,12 +221,4 @@ pub struct RunSpec {
     /// The job completes when this many steps are committed.
     pub steps: u64,
     pub seed: u64,
-}
-
-/// Why a job file was refused: what, where, and what is allowed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{file}: {problem}")]
-pub struct JobError {
-    pub file: String,
-    pub problem: String,
 }

@@ -10,6 +10,7 @@ pub mod layout;
 pub mod plan;
 mod planner;
 mod stages;
+mod toml_file;
 pub mod topology;
 pub mod units;
 
@@ -19,9 +20,10 @@ pub use ids::{
     Axis, DomainName, Epoch, Family, GpuId, Incarnation, NodeName, Place, ReplicaId, Slot, StageId, Step,
     WorkerKey,
 };
-pub use job::{JobError, JobSpec};
+pub use job::JobSpec;
 pub use layout::{Group, Layout, Member, Partitions, SyncAxis, SyncColumns};
 pub use plan::{Draft, Plan, PlanError, PlanRequest, Transfer};
 pub use planner::{draft, plan};
+pub use toml_file::FileError;
 pub use topology::Topology;
 pub use units::Units;
