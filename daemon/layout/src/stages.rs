@@ -2,7 +2,6 @@
 
 use crate::job::ModelSpec;
 use crate::{Axis, Family, JobSpec, Place, PlanError, ReplicaId, StageId};
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 impl ModelSpec {
@@ -29,13 +28,17 @@ impl JobSpec {
         &self,
         places: impl IntoIterator<Item = &'a Place>,
     ) -> Result<Vec<ReplicaId>, PlanError> {
-        let mut active: BTreeMap<(ReplicaId, StageId), u32> = BTreeMap::new();
-        for place in places.into_iter().filter(|place| place.slot.0 < self.parallel.tensor) {
-            *active.entry((place.replica, place.stage)).or_default() += 1;
+        let (data, stages) = (self.parallel.data as usize, self.parallel.pipeline as usize);
+        let mut active = vec![0; data * stages];
+        for place in places {
+            let (replica, stage) = (place.replica.0 as usize, place.stage.0 as usize);
+            if replica < data && stage < stages && place.slot.0 < self.parallel.tensor {
+                active[replica * stages + stage] += 1;
+            }
         }
-        let smallest = |replica| {
-            let degrees = self.stages().map(|stage| active.get(&(replica, stage)).copied().unwrap_or(0));
-            degrees.min().unwrap_or(0)
+        let smallest = |replica: ReplicaId| {
+            let degrees = active.chunks(stages).nth(replica.0 as usize);
+            degrees.and_then(|degrees| degrees.iter().min()).copied().unwrap_or(0)
         };
         let needed = self.parallel.min_tensor;
         let replicas = || (0..self.parallel.data).map(ReplicaId);
