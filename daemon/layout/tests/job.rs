@@ -70,17 +70,12 @@ fn errors_name_the_line_the_key_and_what_is_allowed() {
         ("layers", "layers = \"4\"", "model.layers: invalid type: string \"4\", allowed are whole numbers"),
         ("ffn_block", "ffn_block = 0", "model.ffn_block = 0 is out of range"),
         ("ffn_block", "ffn_block = 768", "model.ffn_block gives ffn / ffn_block = 1 units: allowed are 4"),
-        ("ffn", "ffn = 770", "model.ffn = 770 is not divisible by ffn_block = 64: a block is never divided"),
+        ("ffn", "ffn = 770", "model.ffn = 770 is not divisible by ffn_block = 16: a block is never divided"),
         ("vocab", "vocab = 128", "model.vocab = 128 is out of range: allowed are 256 to"),
         (
             "head_dim",
             "head_dim = 15",
             "model.head_dim makes heads of 15: rotary positions need an even head_dim",
-        ),
-        (
-            "dtype",
-            "dtype = \"bf16\"",
-            "model.dtype = \"bf16\" is not supported yet: allowed are \"f32\" and \"f64\"",
         ),
         ("dtype", "dtype = \"f16\"", "model.dtype: unknown value `f16`, allowed are `f32`, `bf16`, `f64`"),
         (
@@ -107,29 +102,15 @@ fn errors_name_the_line_the_key_and_what_is_allowed() {
         ("weight_decay", "weight_decay = -0.1", "optimizer.weight_decay = -0.1 is out of range"),
         ("decay_steps", "decay_steps = 10", "optimizer.decay_steps = 10 ends before the warm-up"),
         ("files", "files = []", "data.files names no file"),
-        (
-            "tokenizer",
-            "tokenizer = \"gpt2\"",
-            "data.tokenizer = \"gpt2\" is not supported: allowed is \"bytes\"",
-        ),
-        ("spares", "spares = 1", "recovery.spares = 1 is not supported yet: allowed is 0"),
-        ("power_boost", "power_boost = true", "recovery.power_boost = true is not supported yet"),
-        (
-            "dir",
-            "dir = \"/c\"",
-            "checkpoint.dir = \"/c\": checkpoints are not supported yet; leave [checkpoint] dir empty",
-        ),
+        ("tokenizer", "tokenizer = \"\"", "data.tokenizer = \"\" names none: allowed are \"bytes\" and"),
+        ("spares", "spares = 1025", "recovery.spares = 1025 is out of range: allowed are 0 to 1024"),
+        ("data", "data = 65537", "parallel.data = 65537 is out of range: allowed are 1 to 65536"),
         ("every_steps", "every_steps = 5", "checkpoint.every_steps = 5 needs a checkpoint.dir"),
         ("name", "name = \"A job\"", "name = \"A job\" is not a job name"),
         ("steps", "steps = 0", "run.steps = 0 is out of range"),
         ("seed", "seed = 99999999999999999999", "run.seed: "),
         ("policy", "policy = keep", "line "),
-        (
-            "policy",
-            "policy = \"shrink\"",
-            "batch.policy = \"shrink\" is not supported yet: allowed is \"keep_global\"",
-        ),
-        ("pipeline", "pipeline = 2", "parallel.pipeline = 2 is not supported yet: allowed is 1"),
+        ("policy", "policy = \"grow\"", "batch.policy: unknown value `grow`, "),
     ] {
         let error = refused(&with(key, bad));
         assert!(error.contains(says), "{bad}: {error}");
@@ -140,6 +121,64 @@ fn errors_name_the_line_the_key_and_what_is_allowed() {
             "{bad}: {error}"
         );
     }
+}
+
+#[test]
+fn what_can_be_planned_but_not_trained_is_refused_where_it_is_submitted() {
+    assert!(JobSpec::parse_trainable(EXAMPLE, "job.toml").is_ok());
+    for (key, line, says) in [
+        (
+            "dtype",
+            "dtype = \"bf16\"",
+            "model.dtype = \"bf16\" is not supported yet: allowed are \"f32\" and \"f64\"",
+        ),
+        ("pipeline", "pipeline = 2", "parallel.pipeline = 2 is not supported yet: allowed is 1"),
+        (
+            "policy",
+            "policy = \"shrink\"",
+            "batch.policy = \"shrink\" is not supported yet: allowed is \"keep_global\"",
+        ),
+        (
+            "tokenizer",
+            "tokenizer = \"gpt2\"",
+            "data.tokenizer = \"gpt2\" is not supported yet: allowed is \"bytes\"",
+        ),
+        ("spares", "spares = 1", "recovery.spares = 1 is not supported yet: allowed is 0"),
+        ("power_boost", "power_boost = true", "recovery.power_boost = true is not supported yet"),
+        (
+            "dir",
+            "dir = \"/c\"",
+            "checkpoint.dir = \"/c\": checkpoints are not supported yet; leave [checkpoint] dir empty",
+        ),
+    ] {
+        let text = with(key, line);
+        let job = JobSpec::parse(&text, "job.toml").unwrap();
+        assert_eq!(JobSpec::parse(&job.to_toml(), "again").unwrap(), job);
+        let error = JobSpec::parse_trainable(&text, "job.toml").unwrap_err().to_string();
+        let at = text.lines().position(|found| found == line).unwrap() + 1;
+        assert_eq!(error.split(says).next(), Some(&*format!("job.toml: line {at}: ")), "{error}");
+    }
+}
+
+#[test]
+fn a_job_has_at_most_a_million_gpus() {
+    let many = |data: u32, layers: u32, spares: u32| {
+        with("data", &format!("data = {data}"))
+            .replace("layers = 4", &format!("layers = {layers}"))
+            .replace("pipeline = 1", &format!("pipeline = {layers}"))
+            .replace("global = 32", &format!("global = {data}"))
+            .replace("spares = 0", &format!("spares = {spares}"))
+    };
+    let job = JobSpec::parse(&many(32768, 8, 16), "job.toml");
+    assert_eq!(job.map(|job| job.parallel.pipeline), Ok(8));
+    let error = refused(&many(32769, 8, 0));
+    assert!(
+        error
+            .contains("parallel.data with pipeline and tensor makes 1048608 GPUs: allowed are up to 1048576"),
+        "{error}"
+    );
+    let error = refused(&many(32768, 8, 17));
+    assert!(error.contains("recovery.spares = 17 is out of range: allowed are 0 to 16"), "{error}");
 }
 
 #[test]
@@ -174,7 +213,7 @@ fn a_model_whose_bytes_cannot_be_counted_is_refused() {
     let huge = with("layers", "layers = 16384")
         .replace("hidden = 192", "hidden = 1048576")
         .replace("ffn = 768", "ffn = 16777216")
-        .replace("ffn_block = 64", "ffn_block = 4096");
+        .replace("ffn_block = 16", "ffn_block = 4096");
     let error = refused(&huge);
     assert!(error.contains("model.layers and the other sizes make"), "{error}");
 }

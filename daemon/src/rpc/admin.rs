@@ -53,7 +53,7 @@ type Watch = Pin<Box<dyn Stream<Item = Result<v1::JobEvent, Status>> + Send>>;
 #[tonic::async_trait]
 impl v1::admin_server::Admin for Admin {
     async fn submit_job(&self, request: Request<v1::SubmitJobRequest>) -> Result<Response<v1::Job>, Status> {
-        let spec = JobSpec::parse(&request.into_inner().job_toml, "job")
+        let spec = JobSpec::parse_trainable(&request.into_inner().job_toml, "job")
             .map_err(|error| Status::invalid_argument(told_back(&error.to_string())))?;
         let name = spec.name.clone();
         let answer = self.ask(|reply| Ask::Submit(Box::new(spec), reply)).await?;

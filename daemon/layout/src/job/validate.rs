@@ -1,6 +1,6 @@
 //! What a job may ask for.
 
-use super::{BatchPolicy, Dtype, JobSpec};
+use super::{BYTES, JobSpec};
 use crate::Family;
 
 /// A value that a job may not have.
@@ -20,16 +20,18 @@ const MOST_LONG: u32 = 1 << 24;
 const MOST_UNITS: u32 = 1 << 16;
 const MOST_REPLICAS: u32 = 1 << 16;
 const MOST_SLOTS: u32 = 1 << 10;
+const MOST_GPUS: u64 = 1 << 20;
+const MOST_SPARE_SEATS: u64 = 1 << 22;
 const MOST_SAMPLES: u32 = 1 << 20;
 /// What a TOML integer can hold.
 const MOST_STEPS: u64 = i64::MAX as u64;
 
-fn invalid(key: &'static str, problem: String) -> Result<(), Invalid> {
-    Err(Invalid { key, problem })
-}
-
-fn require(holds: bool, key: &'static str, problem: impl FnOnce() -> String) -> Result<(), Invalid> {
-    if holds { Ok(()) } else { invalid(key, problem()) }
+pub(super) fn require(
+    holds: bool,
+    key: &'static str,
+    problem: impl FnOnce() -> String,
+) -> Result<(), Invalid> {
+    if holds { Ok(()) } else { Err(Invalid { key, problem: problem() }) }
 }
 
 fn between(key: &'static str, value: u64, least: u64, most: u64) -> Result<(), Invalid> {
@@ -46,7 +48,8 @@ fn divides(key: &'static str, whole: u32, name: &str, part: u32, why: &str) -> R
 }
 
 impl JobSpec {
-    /// Checks every value. What passes can be planned without overflow.
+    /// Checks every value. What passes can be planned without overflow; what can be trained is less
+    /// ([`JobSpec::trainable`]).
     pub fn validate(&self) -> Result<(), Invalid> {
         self.check_name()?;
         self.check_model()?;
@@ -99,14 +102,7 @@ impl JobSpec {
         })?;
         let block = "a block is never divided";
         divides("model.ffn", model.ffn, "ffn_block", model.ffn_block, block)?;
-        divides("model.vocab", model.vocab, "vocab_block", model.vocab_block, block)?;
-        match model.dtype {
-            Dtype::F32 | Dtype::F64 => Ok(()),
-            Dtype::Bf16 => invalid(
-                "model.dtype",
-                "= \"bf16\" is not supported yet: allowed are \"f32\" and \"f64\"".into(),
-            ),
-        }
+        divides("model.vocab", model.vocab, "vocab_block", model.vocab_block, block)
     }
 
     fn check_parallel(&self) -> Result<(), Invalid> {
@@ -114,9 +110,6 @@ impl JobSpec {
         between("parallel.data", parallel.data.into(), 1, MOST_REPLICAS.into())?;
         between("parallel.tensor", parallel.tensor.into(), 1, MOST_SLOTS.into())?;
         between("parallel.pipeline", parallel.pipeline.into(), 1, model.layers.into())?;
-        require(parallel.pipeline == 1, "parallel.pipeline", || {
-            format!("= {} is not supported yet: allowed is 1", parallel.pipeline)
-        })?;
         between("parallel.min_tensor", parallel.min_tensor.into(), 1, parallel.tensor.into())?;
         for (key, name, family) in [
             ("model.kv_heads", "kv_heads", Family::Attn),
@@ -130,7 +123,14 @@ impl JobSpec {
                 )
             })?;
         }
-        Ok(())
+        let groups = u64::from(parallel.data) * u64::from(parallel.pipeline);
+        let gpus = groups * u64::from(parallel.tensor);
+        require(gpus <= MOST_GPUS, "parallel.data", || {
+            format!("with pipeline and tensor makes {gpus} GPUs: allowed are up to {MOST_GPUS}")
+        })?;
+        // Without a topology file each group's domain has as many further GPUs.
+        let most = (MOST_SPARE_SEATS / groups).min(MOST_SLOTS.into());
+        between("recovery.spares", self.recovery.spares.into(), 0, most)
     }
 
     /// The bytes of all replicas' state must be countable.
@@ -139,7 +139,8 @@ impl JobSpec {
         let layered = [Family::Attn, Family::Ffn];
         let layered =
             layered.map(|family| u128::from(model.units(family)) * u128::from(model.unit_params(family)));
-        let vocab = u128::from(model.units(Family::Vocab)) * u128::from(model.unit_params(Family::Vocab));
+        // Tied or not, the first and the last of several stages have a copy each.
+        let vocab = 2 * u128::from(model.vocab) * u128::from(model.hidden);
         let layers = u128::from(model.layers) * layered.iter().sum::<u128>();
         let slots = u128::from(self.parallel.tensor) * u128::from(model.replicated_params());
         let bytes = (layers + vocab + slots) * u128::from(model.dtype.state_bytes());
@@ -152,14 +153,7 @@ impl JobSpec {
     fn check_batch(&self) -> Result<(), Invalid> {
         let (batch, data) = (&self.batch, self.parallel.data);
         between("batch.global", batch.global.into(), data.into(), MOST_SAMPLES.into())?;
-        between("batch.micro", batch.micro.into(), 1, batch.global.into())?;
-        match batch.policy {
-            BatchPolicy::KeepGlobal => Ok(()),
-            BatchPolicy::Shrink => invalid(
-                "batch.policy",
-                "= \"shrink\" is not supported yet: allowed is \"keep_global\"".into(),
-            ),
-        }
+        between("batch.micro", batch.micro.into(), 1, batch.global.into())
     }
 
     fn check_optimizer(&self) -> Result<(), Invalid> {
@@ -198,23 +192,17 @@ impl JobSpec {
             "names no file: allowed is a list of files or glob patterns, such as [\"corpus/*.txt\"]".into()
         })?;
         let tokenizer = &self.data.tokenizer;
-        require(tokenizer == "bytes", "data.tokenizer", || {
-            format!("= {tokenizer:?} is not supported: allowed is \"bytes\"")
+        require(!tokenizer.is_empty(), "data.tokenizer", || {
+            "= \"\" names none: allowed are \"bytes\" and the name of a tokenizer.json".into()
         })?;
-        between("model.vocab", self.model.vocab.into(), 256, MOST_LONG.into())?;
-        require(self.recovery.spares == 0, "recovery.spares", || {
-            format!("= {} is not supported yet: allowed is 0", self.recovery.spares)
-        })?;
-        require(!self.recovery.power_boost, "recovery.power_boost", || {
-            "= true is not supported yet: allowed is false".into()
-        })?;
+        let least = if tokenizer == BYTES { 256 } else { 1 };
+        between("model.vocab", self.model.vocab.into(), least, MOST_LONG.into())?;
         let checkpoint = &self.checkpoint;
-        require(checkpoint.dir.is_empty(), "checkpoint.dir", || {
-            format!("= {:?}: checkpoints are not supported yet; leave [checkpoint] dir empty", checkpoint.dir)
+        let every = checkpoint.every_steps;
+        require(every == 0 || !checkpoint.dir.is_empty(), "checkpoint.every_steps", || {
+            format!("= {every} needs a checkpoint.dir: without one only 0 is allowed")
         })?;
-        require(checkpoint.every_steps == 0, "checkpoint.every_steps", || {
-            format!("= {} needs a checkpoint.dir: without one only 0 is allowed", checkpoint.every_steps)
-        })?;
+        between("checkpoint.every_steps", every, 0, MOST_STEPS)?;
         between("run.steps", self.run.steps, 1, MOST_STEPS)?;
         between("run.seed", self.run.seed, 0, MOST_STEPS)
     }

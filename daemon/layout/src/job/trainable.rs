@@ -1,0 +1,45 @@
+//! What a job may ask for today: the planner knows more than the workers do.
+
+use super::validate::require;
+use super::{BYTES, BatchPolicy, Dtype, Invalid, JobSpec};
+use crate::FileError;
+
+impl JobSpec {
+    /// Parses a job file that shall be trained: [`JobSpec::parse`] and [`JobSpec::trainable`].
+    ///
+    /// # Errors
+    /// With the line, the key and what is allowed.
+    pub fn parse_trainable(text: &str, file: &str) -> Result<Self, FileError> {
+        let job = Self::parse(text, file)?;
+        job.trainable().map_err(|found| FileError::at(text, file, found.key, found.to_string()))?;
+        Ok(job)
+    }
+
+    /// Checks that the workers can carry out a valid job. Asked where a job is submitted; a plan does not need it.
+    pub fn trainable(&self) -> Result<(), Invalid> {
+        require(self.model.dtype != Dtype::Bf16, "model.dtype", || {
+            "= \"bf16\" is not supported yet: allowed are \"f32\" and \"f64\"".into()
+        })?;
+        require(self.parallel.pipeline == 1, "parallel.pipeline", || {
+            format!("= {} is not supported yet: allowed is 1", self.parallel.pipeline)
+        })?;
+        require(self.batch.policy == BatchPolicy::KeepGlobal, "batch.policy", || {
+            "= \"shrink\" is not supported yet: allowed is \"keep_global\"".into()
+        })?;
+        let tokenizer = &self.data.tokenizer;
+        require(tokenizer == BYTES, "data.tokenizer", || {
+            format!("= {tokenizer:?} is not supported yet: allowed is \"bytes\"")
+        })?;
+        let recovery = &self.recovery;
+        require(recovery.spares == 0, "recovery.spares", || {
+            format!("= {} is not supported yet: allowed is 0", recovery.spares)
+        })?;
+        require(!recovery.power_boost, "recovery.power_boost", || {
+            "= true is not supported yet: allowed is false".into()
+        })?;
+        let dir = &self.checkpoint.dir;
+        require(dir.is_empty(), "checkpoint.dir", || {
+            format!("= {dir:?}: checkpoints are not supported yet; leave [checkpoint] dir empty")
+        })
+    }
+}
