@@ -4,6 +4,7 @@
 
 pub mod check;
 pub mod holding;
+pub mod holdings_file;
 pub mod ids;
 pub mod job;
 pub mod layout;
@@ -16,6 +17,7 @@ pub mod units;
 
 pub use check::{Rule, Violation, check};
 pub use holding::Holding;
+pub use holdings_file::HoldingsFile;
 pub use ids::{
     Axis, DomainName, Epoch, Family, GpuId, Incarnation, NodeName, Place, ReplicaId, Slot, StageId, Step,
     WorkerKey,
