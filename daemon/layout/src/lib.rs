@@ -2,20 +2,27 @@
 //!
 //! A pure crate: plain functions over plain data. No clock, file, socket, thread or randomness.
 
+mod batch;
 pub mod check;
+pub mod contingency;
+mod cost;
 pub mod holding;
 pub mod holdings_file;
 pub mod ids;
 pub mod job;
 pub mod layout;
+pub mod memory;
 pub mod plan;
 mod planner;
+pub mod power;
 mod stages;
 mod toml_file;
 pub mod topology;
 pub mod units;
 
 pub use check::{Rule, Violation, check};
+pub use contingency::{Contingency, Exposure, contingency};
+pub use cost::Predicted;
 pub use holding::Holding;
 pub use holdings_file::HoldingsFile;
 pub use ids::{

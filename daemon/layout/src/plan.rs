@@ -1,6 +1,6 @@
 //! What the planner is asked and what it answers.
 
-use crate::{Axis, Epoch, Holding, JobSpec, Layout, Place, Topology, Units, WorkerKey};
+use crate::{Axis, Epoch, Holding, JobSpec, Layout, Place, Predicted, Topology, Units, WorkerKey, memory};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -34,6 +34,8 @@ pub struct Plan {
     /// unit between the slots of a group, and at full degree the sizes of the nominal layout (so that growth ends
     /// where it began).
     pub bytes_lower_bound: u64,
+    /// How fast the layout will train.
+    pub predicted: Predicted,
 }
 
 /// A plan that can be carried out only if nothing is missing.
@@ -67,6 +69,14 @@ pub enum PlanError {
     /// No replica has `min_tensor` active slots in every stage.
     #[error("no replica has {needed} active slots in every stage (most found: {found})")]
     TooFew { needed: u32, found: u32 },
+    /// A slot would need more memory than a GPU has for the job. In bytes, by [`crate::memory::slot_bytes`].
+    #[error(
+        "the slot at {place} would need {} of GPU memory and has {}: bring more slots back, make batch.micro smaller or \
+         parallel.tensor larger, or let the replica pause (mode drop_replica)",
+        memory::at_least(*.needs),
+        memory::at_most(*.limit)
+    )]
+    Memory { place: Place, needs: u64, limit: u64 },
 }
 
 fn describe(units: &BTreeMap<Axis, Units>) -> String {

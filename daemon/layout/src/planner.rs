@@ -1,16 +1,15 @@
 //! The planner: from what is held and who shall train to a balanced layout and the way there.
 //!
 //! The same request always gives the same plan. What a slot owns is decided in [`partition`], who sends what in
-//! [`sources`], the batch in [`batch`], and where gradients meet in [`sync`].
+//! [`sources`], the batch in [`crate::batch`], and where gradients meet in [`sync`].
 
-mod batch;
 mod partition;
 mod sources;
 mod sync;
 
 use crate::{
     Axis, Draft, Group, Layout, Member, Place, Plan, PlanError, PlanRequest, ReplicaId, Slot, StageId, Units,
-    WorkerKey,
+    WorkerKey, cost, memory,
 };
 use sources::{Holders, Need};
 use std::collections::BTreeMap;
@@ -75,7 +74,8 @@ pub fn draft(request: &PlanRequest<'_>) -> Result<Draft, PlanError> {
         }
     }
     let (transfers, missing) = sources::transfers(job, &holders, &needs);
-    let batch = batch::batch(job, &groups);
+    memory::fits(job, request.topology, &groups)?;
+    let (batch, predicted) = cost::predict(job, request.topology, &groups);
     let sync = job.stages().map(|stage| sync::columns(job, stage, &groups)).collect();
     let plan = Plan {
         layout: Layout { epoch: request.epoch, groups, batch, sync },
@@ -83,6 +83,7 @@ pub fn draft(request: &PlanRequest<'_>) -> Result<Draft, PlanError> {
         transfers,
         fresh: request.fresh,
         bytes_lower_bound,
+        predicted,
     };
     debug_assert!(!missing.is_empty() || crate::check(request, &plan).is_empty());
     Ok(Draft { plan, missing })

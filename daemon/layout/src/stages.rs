@@ -1,18 +1,7 @@
 //! What groups hold and compute: axes and bytes of each pipeline stage, and the work a reduced group waits for.
 
-use crate::job::ModelSpec;
 use crate::{Axis, Family, JobSpec, Place, PlanError, ReplicaId, StageId};
 use std::ops::Range;
-
-impl ModelSpec {
-    /// The work of a sample that a group of `degree` balanced slots waits for, in parameters: attention and FFN of every layer and
-    /// the vocabulary each wait for a slot with most units, so it is the sum over axes of `ceil(units / degree) * unit_params`.
-    /// `degree` is not 0.
-    pub fn slowest_work(&self, degree: u32) -> u64 {
-        let of = |family| u64::from(self.units(family).div_ceil(degree)) * self.unit_params(family);
-        u64::from(self.layers) * (of(Family::Attn) + of(Family::Ffn)) + of(Family::Vocab)
-    }
-}
 
 impl JobSpec {
     pub fn stages(&self) -> impl Iterator<Item = StageId> + use<> {

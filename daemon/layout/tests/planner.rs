@@ -43,8 +43,10 @@ fn a_lost_slot_is_fetched_from_the_same_slot_of_the_other_replica() {
     let layers = 5 * (params(Family::Attn) + params(Family::Ffn));
     assert_eq!(plan.bytes_moved, 12 * (layers + params(Family::Vocab)));
     assert_eq!(plan.bytes_moved, plan.bytes_lower_bound);
-    // TP3 needs 4/3 of the time for a sample: 14 * 4 = 56 and 18 * 3 = 54.
-    assert_eq!(plan.layout.batch, [14, 18]);
+    // TP3 needs 4/3 of the time for a micro-batch: of 8, 3 * 4 = 12 and 5 * 3 = 15.
+    assert_eq!(plan.layout.batch, [12, 20]);
+    assert_eq!(plan.predicted.step_time_ratio, 5.0 / 4.0);
+    assert_eq!(plan.predicted.throughput_ratio, 4.0 / 5.0);
 }
 
 #[test]
@@ -130,8 +132,8 @@ fn replicas_of_eight_seven_and_six_train_together() {
     let layout = &cluster.plan.layout;
     assert_eq!(layout.degrees(), [8, 7, 6]);
     assert_eq!(layout.sync[0].columns, 6);
-    // The slowest slots have 7, 8 and 10 units: 12 * 7, 11 * 8 and 9 * 10.
-    assert_eq!(layout.batch, [12, 11, 9]);
+    // The slowest slots have 7, 8 and 10 units: of 8 micro-batches 3 * 7, 3 * 8 and 2 * 10.
+    assert_eq!(layout.batch, [12, 12, 8]);
     // Surviving slots own their nominal units still, so only what the six left over travels.
     let handed = layout.handover_bytes(&cluster.job);
     let everything = 4

@@ -120,6 +120,8 @@ proptest! {
                     prop_assert!(found < needed);
                     return Ok(());
                 }
+                // No limit is known.
+                Err(error @ PlanError::Memory { .. }) => prop_assert!(false, "{error}"),
             }
         }
     }

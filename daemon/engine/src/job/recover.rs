@@ -298,6 +298,9 @@ impl Job {
             PlanError::TooFew { .. } => {
                 format!("{error}: it goes on by itself when enough GPUs are back{last}")
             }
+            PlanError::Memory { .. } => {
+                format!("{error}. It goes on by itself when a plan fits the GPUs that are there{last}")
+            }
         };
         self.set_phase(ctx, Phase::Waiting, &explanation);
         self.persist(ctx);

@@ -1,0 +1,158 @@
+//! What a slot keeps in the memory of its GPU.
+//!
+//! With `e` bytes a value (4, or 8 in f64), `n = micro * seq_len` tokens in a micro-batch and, of the stage, `L` layers:
+//!
+//! **State**, a parameter of an owned unit or a replicated one: weight, gradient and both moments, `4 e`; in bf16 18 bytes: weight 2, its f32
+//! master, gradient and moments 16.
+//!
+//! **Activations** of one micro-batch, in values, as the worker's model keeps them from forward to backward. A slot's widths are those of its
+//! units: `a` its query heads, `q` the width of their results, `p` that of queries, keys and values, `f` FFN columns, `v` vocabulary
+//! rows.
+//!
+//! | what | values |
+//! |---|---|
+//! | residual stream before each block and after the last | `(2 L + 1) n hidden` |
+//! | each norm, with a factor a token; the last stage has one more | `2 L n (hidden + 1)` |
+//! | attention of a layer: queries, keys, values; results; weights | `n p + n q + a micro seq_len^2` |
+//! | FFN of a layer: gate and up; their product | `3 n f` |
+//! | last stage: exponentials; largest, sum and target a token; row of the target (16 bytes) | `n v + 3 n` |
+//! | gradients: of the stream and of a norm; of the widest and second widest intermediates; of weights | `2 n hidden + n max(p, 2 f) + n max(q, f) + min(64, seq_len) seq_len` |
+//! | rotary angles | `seq_len head_dim` |
+//!
+//! and 4 bytes for each token of the text. Not counted: what communicators and libraries keep for themselves, and the shard that a
+//! worker holds beside its new one while slices move.
+
+use crate::job::{Dtype, ModelSpec};
+use crate::{Axis, Group, JobSpec, Partitions, Place, PlanError, Slot, StageId, Topology, Units};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Rows of attention weights whose gradients are made at once.
+const QUERY_BLOCK: u32 = 64;
+/// Bytes for the row of a target, which may be on another GPU.
+const TARGET_ROW: u128 = 16;
+
+/// Bytes that an active slot of the group keeps; 0 for an inactive one. `u64::MAX` stands for all that cannot be counted.
+pub fn slot_bytes(job: &JobSpec, group: &Group, slot: Slot) -> u64 {
+    if !matches!(group.slots.get(slot.0 as usize), Some(Some(_))) {
+        return 0;
+    }
+    let bytes = state_bytes(job, group, slot) + activation_bytes(job, group, slot);
+    u64::try_from(bytes).unwrap_or(u64::MAX)
+}
+
+/// Whether every slot fits the memory of a GPU, where that is known.
+///
+/// # Errors
+/// [`PlanError::Memory`] for the slot that needs most, the first of equals.
+pub(crate) fn fits(job: &JobSpec, topology: &Topology, groups: &[Group]) -> Result<(), PlanError> {
+    let Some(limit) = topology.gpu_memory else {
+        return Ok(());
+    };
+    // Groups that are split alike need the same.
+    let mut known: HashMap<(*const Partitions, StageId), (u64, Slot)> = HashMap::new();
+    let mut most: Option<(u64, Place)> = None;
+    for group in groups.iter().filter(|group| group.degree() > 0) {
+        let (needs, slot) =
+            *known.entry((Arc::as_ptr(&group.partitions), group.stage)).or_insert_with(|| {
+                let slots = group.active().into_iter().map(|slot| (slot_bytes(job, group, slot), slot));
+                slots.rev().max_by_key(|(needs, _)| *needs).unwrap_or_default()
+            });
+        if needs > most.map_or(limit, |(most, _)| most) {
+            most = Some((needs, Place { replica: group.replica, stage: group.stage, slot }));
+        }
+    }
+    most.map_or(Ok(()), |(needs, place)| Err(PlanError::Memory { place, needs, limit }))
+}
+
+/// Units that the slot owns of the axis.
+fn units(group: &Group, axis: Axis, slot: Slot) -> u128 {
+    let sets = group.partitions.get(&axis);
+    sets.and_then(|sets| sets.get(slot.0 as usize)).map_or(0, Units::len).into()
+}
+
+/// Weights, gradients and moments.
+fn state_bytes(job: &JobSpec, group: &Group, slot: Slot) -> u128 {
+    let dtype = job.model.dtype;
+    let weight_beside_master = match dtype {
+        Dtype::F32 | Dtype::F64 => 0,
+        Dtype::Bf16 => 2,
+    };
+    let each = u128::from(dtype.state_bytes() + dtype.gradient_bytes() + weight_beside_master);
+    let owned = group
+        .partitions
+        .keys()
+        .map(|axis| units(group, *axis, slot) * u128::from(job.unit_params(group.stage, axis.family)));
+    let replicated = job.replicated_bytes(group.stage) / dtype.state_bytes();
+    (owned.sum::<u128>() + u128::from(replicated)) * each
+}
+
+/// What one micro-batch leaves from forward to backward, and the buffers of backward.
+fn activation_bytes(job: &JobSpec, group: &Group, slot: Slot) -> u128 {
+    let model = &job.model;
+    let (micro, seq_len) = (u128::from(job.batch.micro), u128::from(model.seq_len));
+    let (tokens, hidden) = (micro * seq_len, u128::from(model.hidden));
+    let last = group.stage.0 + 1 == job.parallel.pipeline;
+    let layers = job.stage_layers(group.stage);
+    let blocks = 2 * layers.len() as u128;
+
+    let mut values = (blocks + 1) * tokens * hidden;
+    values += (blocks + u128::from(last)) * tokens * (hidden + 1);
+    let (mut wide, mut narrow) = (0, 0);
+    for layer in layers {
+        let attn = Attention::new(model, units(group, Axis::attn(layer), slot));
+        let ffn = units(group, Axis::ffn(layer), slot) * u128::from(model.ffn_block);
+        values += tokens * (attn.projected + attn.results) + attn.heads * micro * seq_len * seq_len;
+        values += tokens * 3 * ffn;
+        (wide, narrow) = (wide.max(attn.projected).max(2 * ffn), narrow.max(attn.results).max(ffn));
+    }
+    values += 2 * tokens * hidden + tokens * (wide + narrow);
+    values += u128::from(QUERY_BLOCK.min(model.seq_len)) * seq_len;
+    values += seq_len * u128::from(model.head_dim());
+    let mut bytes = micro * (seq_len + 1) * 4;
+    if last {
+        let rows = units(group, Axis::vocab(), slot) * u128::from(model.vocab_block);
+        values += tokens * (rows + 3);
+        bytes += tokens * TARGET_ROW;
+    }
+    bytes + values * u128::from(model.dtype.gradient_bytes())
+}
+
+/// Widths of the attention of some units.
+struct Attention {
+    heads: u128,
+    /// Queries, keys and values of a token.
+    projected: u128,
+    /// What the heads make of a token.
+    results: u128,
+}
+
+impl Attention {
+    fn new(model: &ModelSpec, units: u128) -> Self {
+        let (queries, dim) = (u128::from(model.heads / model.kv_heads), u128::from(model.head_dim()));
+        Self {
+            heads: units * queries,
+            projected: units * (queries + 2) * dim,
+            results: units * queries * dim,
+        }
+    }
+}
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// The size for people, such as `81.25 GiB`, rounded up.
+pub(crate) fn at_least(bytes: u64) -> String {
+    size(bytes, u128::div_ceil)
+}
+
+/// The size for people, rounded down: below [`at_least`] of anything larger.
+pub(crate) fn at_most(bytes: u64) -> String {
+    size(bytes, |hundredths, unit| hundredths / unit)
+}
+
+fn size(bytes: u64, round: impl Fn(u128, u128) -> u128) -> String {
+    let (unit, name) = if bytes < GIB { (MIB, "MiB") } else { (GIB, "GiB") };
+    let hundredths = round(u128::from(bytes) * 100, unit.into());
+    format!("{}.{:02} {name}", hundredths / 100, hundredths % 100)
+}
