@@ -16,6 +16,8 @@ pub const POWER_LIMIT: f64 = 1.3;
 pub struct Topology {
     domains: Vec<Domain>,
     locations: HashMap<GpuId, Location>,
+    /// Nominally a domain seats one group, whatever room it has.
+    pub(crate) one_group_each: bool,
     /// Bytes of memory that each GPU has for the job; `None` when not known.
     pub gpu_memory: Option<u64>,
     /// The most that a GPU may draw, in nominal GPU powers: 1.0 to [`POWER_LIMIT`].
@@ -76,7 +78,7 @@ impl Topology {
                 locations.extend(machine.gpus.iter().map(|gpu| (gpu.clone(), Location { domain, node })));
             }
         }
-        Self { domains, locations, gpu_memory, power_limit: POWER_LIMIT }
+        Self { domains, locations, one_group_each: false, gpu_memory, power_limit: POWER_LIMIT }
     }
 
     /// What is assumed without a topology file: group (r, s) in a domain and on a node of its own, both named `rR-sS`, with
@@ -91,7 +93,7 @@ impl Topology {
             nodes: vec![Node::numbered(name, gpus)],
             power_budget: None,
         });
-        Self::new(domains.collect(), None)
+        Self { one_group_each: true, ..Self::new(domains.collect(), None) }
     }
 
     /// In the order in which groups take them.

@@ -1,0 +1,138 @@
+//! A GPU for every nominal place.
+
+use crate::{GpuId, JobSpec, Place, ReplicaId, Slot, StageId};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// Which GPU sits at each nominal place of a job, each at one.
+///
+/// Kept as the nominal seating, shared by all that come from it, and what has changed since: a copy costs as much as the
+/// changes, whatever the size of the job.
+#[derive(Debug, Clone)]
+pub struct Seats {
+    nominal: Arc<Nominal>,
+    /// The places at which another GPU sits than nominally.
+    moved: BTreeMap<usize, GpuId>,
+    /// The same by GPU.
+    moved_to: HashMap<GpuId, usize>,
+}
+
+#[derive(Debug, PartialEq)]
+struct Nominal {
+    stages: usize,
+    slots: usize,
+    /// By replica, then stage, then slot.
+    gpus: Vec<GpuId>,
+    place_of: HashMap<GpuId, usize>,
+}
+
+impl PartialEq for Seats {
+    fn eq(&self, other: &Self) -> bool {
+        let nominal = Arc::ptr_eq(&self.nominal, &other.nominal) || self.nominal == other.nominal;
+        nominal && self.moved == other.moved
+    }
+}
+
+impl Seats {
+    /// `gpus` by replica, then stage, then slot; one for every place.
+    pub(super) fn nominal(job: &JobSpec, gpus: Vec<GpuId>) -> Self {
+        let place_of = gpus.iter().cloned().zip(0..).collect();
+        let (stages, slots) = (job.parallel.pipeline as usize, job.parallel.tensor as usize);
+        let nominal = Arc::new(Nominal { stages, slots, gpus, place_of });
+        Self { nominal, moved: BTreeMap::new(), moved_to: HashMap::new() }
+    }
+
+    /// The GPU at the place; `None` outside the nominal layout.
+    pub fn get(&self, place: Place) -> Option<&GpuId> {
+        self.index(place).and_then(|index| self.at(index))
+    }
+
+    /// Where the GPU sits.
+    pub fn place_of(&self, gpu: &GpuId) -> Option<Place> {
+        let nominal =
+            || self.nominal.place_of.get(gpu).copied().filter(|index| !self.moved.contains_key(index));
+        self.moved_to.get(gpu).copied().or_else(nominal).map(|index| self.place(index))
+    }
+
+    /// Every place and its GPU, in the order of places.
+    pub fn iter(&self) -> impl Iterator<Item = (Place, &GpuId)> {
+        let mut moved = self.moved.iter().peekable();
+        self.nominal.gpus.iter().enumerate().map(move |(index, gpu)| {
+            let here = moved.next_if(|(at, _)| **at == index);
+            (self.place(index), here.map_or(gpu, |(_, gpu)| gpu))
+        })
+    }
+
+    /// The places at which another GPU sits than nominally, in order.
+    pub fn moved(&self) -> impl Iterator<Item = (Place, &GpuId)> {
+        self.moved.iter().map(|(index, gpu)| (self.place(*index), gpu))
+    }
+
+    /// GPUs with a place that have none nominally.
+    pub fn spares(&self) -> impl Iterator<Item = &GpuId> {
+        self.moved.values().filter(|gpu| !self.nominal.place_of.contains_key(gpu))
+    }
+
+    /// Whether the GPU has a place nominally.
+    pub(super) fn is_nominal(&self, gpu: &GpuId) -> bool {
+        self.nominal.place_of.contains_key(gpu)
+    }
+
+    /// The GPUs of a group in slot order.
+    pub(super) fn group(
+        &self,
+        (replica, stage): (ReplicaId, StageId),
+    ) -> impl Iterator<Item = (Place, &GpuId)> {
+        let slots = (0..self.nominal.slots as u32).map(Slot);
+        slots.filter_map(move |slot| {
+            let place = Place { replica, stage, slot };
+            self.get(place).map(|gpu| (place, gpu))
+        })
+    }
+
+    /// Seats GPUs at places of which none is named twice. Whoever sits there and is not named has no place any more.
+    pub fn take(&mut self, seated: Vec<(Place, GpuId)>) {
+        let seated: Vec<_> =
+            seated.into_iter().filter_map(|(place, gpu)| Some((self.index(place)?, gpu))).collect();
+        for (index, _) in &seated {
+            if let Some(gpu) = self.moved.remove(index) {
+                self.moved_to.remove(&gpu);
+            }
+        }
+        for (index, gpu) in seated {
+            if self.nominal.gpus.get(index) != Some(&gpu) {
+                self.moved_to.insert(gpu.clone(), index);
+                self.moved.insert(index, gpu);
+            }
+        }
+    }
+
+    /// The groups of one stage in two replicas change places, slot by slot.
+    pub(super) fn exchange(&mut self, stage: StageId, [a, b]: [ReplicaId; 2]) {
+        let of = |from, replica| {
+            let group = self.group((from, stage));
+            group.map(move |(place, gpu)| (Place { replica, ..place }, gpu.clone()))
+        };
+        let exchanged = of(a, b).chain(of(b, a)).collect();
+        self.take(exchanged);
+    }
+
+    fn at(&self, index: usize) -> Option<&GpuId> {
+        self.moved.get(&index).or_else(|| self.nominal.gpus.get(index))
+    }
+
+    fn index(&self, place: Place) -> Option<usize> {
+        let Nominal { stages, slots, .. } = *self.nominal;
+        let (replica, stage, slot) =
+            (place.replica.0 as usize, place.stage.0 as usize, place.slot.0 as usize);
+        let index =
+            (replica.checked_mul(stages)?.checked_add(stage)?).checked_mul(slots)?.checked_add(slot)?;
+        (stage < stages && slot < slots && index < self.nominal.gpus.len()).then_some(index)
+    }
+
+    fn place(&self, index: usize) -> Place {
+        let Nominal { stages, slots, .. } = *self.nominal;
+        let group = index / slots;
+        Place::new((group / stages) as u32, (group % stages) as u32, (index % slots) as u32)
+    }
+}
