@@ -19,6 +19,9 @@ const FAR: (f64, f64) = (1.2, 1.0 - 0.065);
 const FALL: f64 = (1.0 - NEAR.1) / (NEAR.0 - 1.0);
 const STEEP_FALL: f64 = (NEAR.1 - FAR.1) / (FAR.0 - NEAR.0);
 
+/// Less than this, in nominal GPU powers, is not worth an order.
+const LEAST: f64 = 1e-3;
+
 /// Relative performance at a power of 1.0 or more.
 pub fn performance(power: f64) -> f64 {
     let (from, at, fall) = if power <= NEAR.0 { (1.0, 1.0, FALL) } else { (NEAR.0, NEAR.1, STEEP_FALL) };
@@ -95,6 +98,9 @@ pub(crate) fn targets(
             Source::Domain(domain) => budget(&topology.domains()[domain]) - f64::from(drawn[domain]),
             Source::Own(group) => f64::from(groups[group].slots.len() as u32 - groups[group].degree()),
         };
+        if left < LEAST {
+            continue;
+        }
         let need = |group: usize, level: f64| power_for(times[group] / (goals[group / stages] * level));
         let more = |level: f64| {
             let of = |&group: &usize| f64::from(groups[group].degree()) * (need(group, level) - 1.0);
