@@ -16,7 +16,7 @@ pub(super) fn replace(job: &JobSpec, topology: &Topology, seats: &mut Seats, gon
         return;
     }
     let left = most.saturating_sub(seats.spares().count());
-    let mut spares = Spares { topology, gone, left, seats, free: HashMap::new(), taken: 0 };
+    let mut spares = Spares { topology, gone, left, seats, free: HashMap::new(), full_for: None, taken: 0 };
     let may_relocate = job.parallel.tensor as usize <= most;
     // What one group takes may leave something for another: a group that moves leaves GPUs, and a lost spare is left again.
     loop {
@@ -48,6 +48,8 @@ struct Spares<'a> {
     seats: &'a mut Seats,
     /// The free GPUs of the domains that were looked at.
     free: HashMap<usize, Vec<&'a GpuId>>,
+    /// No domain has room for a group that may use so many spares or fewer.
+    full_for: Option<usize>,
     /// How many seats were taken.
     taken: usize,
 }
@@ -69,6 +71,10 @@ impl<'a> Spares<'a> {
     /// Moves the whole group to the first domain that has room for it.
     fn relocate(&mut self, group: Group) -> bool {
         let places: Vec<Place> = self.seats.group(group).map(|(place, _)| place).collect();
+        let usable = self.left + places.iter().filter(|place| self.seats_spare(**place)).count();
+        if self.full_for.is_some_and(|spares| usable <= spares) {
+            return false;
+        }
         for domain in 0..self.topology.domains().len() {
             if self.free(domain).len() >= places.len() {
                 let offer = self.offer(domain, &places);
@@ -78,6 +84,7 @@ impl<'a> Spares<'a> {
                 }
             }
         }
+        self.full_for = Some(usable);
         false
     }
 
@@ -105,10 +112,14 @@ impl<'a> Spares<'a> {
     }
 
     fn accept(&mut self, offer: Vec<(Place, GpuId)>) {
+        if offer.is_empty() {
+            return;
+        }
         let replaced = offer.iter().filter(|(place, _)| self.seats_spare(*place)).count();
         let used = offer.iter().filter(|(_, gpu)| !self.seats.is_nominal(gpu)).count();
         self.left = self.left + replaced - used;
         self.taken += offer.len();
+        self.full_for = None;
         // Whose free GPUs are others now is looked at again.
         for (place, gpu) in &offer {
             let domains = [Some(gpu), self.seats.get(*place)].map(|gpu| self.topology.domain_of(gpu?));
