@@ -11,6 +11,9 @@ pub(crate) enum Failure {
     Unreachable(String),
     #[error("{0}")]
     Failed(String),
+    /// What was asked about is lost: no live GPU holds it.
+    #[error("{0}")]
+    Unrecoverable(String),
     /// A signal asked for the end.
     #[error("stopped by {name}")]
     Interrupted { name: &'static str, number: u8 },
@@ -21,6 +24,7 @@ impl Failure {
     pub(crate) fn exit_status(&self) -> u8 {
         match self {
             Self::Failed(_) => 1,
+            Self::Unrecoverable(_) => 2,
             Self::Usage(_) => 64,
             Self::Unreachable(_) => 69,
             Self::Interrupted { number, .. } => 128 + number,

@@ -1,10 +1,12 @@
 //! `reknit`: the operator's tool.
 
 mod admin;
+mod bench;
 mod commands;
 mod demo;
 mod failure;
 mod output;
+mod plan;
 mod process;
 mod table;
 
@@ -17,7 +19,7 @@ use std::process::ExitCode;
 
 /// Runs and watches training jobs that outlive their GPUs.
 ///
-/// Exit status: 0 done, 1 failed, 64 wrong usage or configuration, 69 no daemon answers.
+/// Exit status: 0 done, 1 failed, 2 a plan lacks units that no live GPU holds, 64 wrong usage or configuration, 69 no daemon answers.
 #[derive(Debug, Parser)]
 #[command(name = "reknit", version)]
 struct Cli {
@@ -32,6 +34,11 @@ enum Command {
     /// Submit, show and stop jobs.
     #[command(subcommand)]
     Job(commands::job::JobCommand),
+    /// Plan what would happen to a job that loses GPUs, without touching a cluster.
+    Plan(plan::PlanArgs),
+    /// Measure Reknit itself.
+    #[command(subcommand)]
+    Bench(bench::BenchCommand),
     /// Show nodes and their GPUs.
     #[command(subcommand)]
     Node(commands::node::NodeCommand),
@@ -115,6 +122,8 @@ fn run(command: Command) -> Result<(), Failure> {
         match command {
             Command::Demo(args) => demo::run(&args).await,
             Command::Job(command) => commands::job::run(command).await,
+            Command::Plan(args) => plan::run(&args),
+            Command::Bench(command) => bench::run(&command),
             Command::Node(command) => commands::node::run(command).await,
             Command::Gpu(command) => commands::gpu::run(command).await,
             Command::Incidents { job, remote } => commands::incidents::list(&job, &remote).await,

@@ -31,3 +31,31 @@ pub(crate) fn print_lines(lines: &[String]) -> Result<(), Failure> {
         Err(_) | Ok(()) => Ok(()),
     }
 }
+
+/// `7.4 MB`
+pub(crate) fn bytes_text(bytes: u64) -> String {
+    const LARGER: [&str; 5] = ["kB", "MB", "GB", "TB", "PB"];
+    if bytes < 1000 {
+        return format!("{bytes} B");
+    }
+    let mut amount = bytes as f64 / 1e3;
+    let mut unit = 0;
+    // What would be written as 1000.0 is one of the next.
+    while amount >= 999.95 && unit + 1 < LARGER.len() {
+        amount /= 1e3;
+        unit += 1;
+    }
+    format!("{amount:.1} {}", LARGER[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_of_bytes() {
+        let texts = [0, 999, 1000, 999_949, 999_950, 7_372_800, 80_000_000_000].map(bytes_text);
+        assert_eq!(texts, ["0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "7.4 MB", "80.0 GB"]);
+        assert_eq!(bytes_text(u64::MAX), "18446.7 PB");
+    }
+}

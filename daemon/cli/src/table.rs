@@ -11,8 +11,13 @@ impl Table {
         Self { rows: vec![header.map(str::to_owned).to_vec()] }
     }
 
-    pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
-        self.rows.push(cells.to_vec());
+    /// With columns that are known only when it is made.
+    pub(crate) fn with_header(header: Vec<String>) -> Self {
+        Self { rows: vec![header] }
+    }
+
+    pub(crate) fn row(&mut self, cells: impl Into<Vec<String>>) {
+        self.rows.push(cells.into());
     }
 
     pub(crate) fn lines(&self) -> Vec<String> {

@@ -76,7 +76,8 @@ fn prepare(file: &Path) -> Result<JobSpec, Failure> {
     let name = file.display().to_string();
     let text = std::fs::read_to_string(file)
         .map_err(|error| Failure::Usage(format!("{name}: {error}; name a job file that can be read")))?;
-    let mut spec = JobSpec::parse_trainable(&text, &name).map_err(|error| Failure::Usage(error.to_string()))?;
+    let mut spec =
+        JobSpec::parse_trainable(&text, &name).map_err(|error| Failure::Usage(error.to_string()))?;
     let absolute = std::path::absolute(file).map_err(Failure::failed(&name))?;
     let folder = absolute.parent().unwrap_or(Path::new("/"));
     let wrong = |problem| Failure::Usage(format!("{name}: data.files: {problem}"));

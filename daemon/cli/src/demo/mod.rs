@@ -13,14 +13,14 @@ mod verify;
 mod view;
 
 use crate::failure::Failure;
-use crate::output::Format;
+use crate::output::{Format, bytes_text};
 use cluster::{Cluster, Programs};
 use data::Chosen;
 use interrupt::Interrupts;
 use record::Record;
 use reknit_layout::JobSpec;
 use script::Script;
-use summary::{Summary, bytes_text};
+use summary::Summary;
 use view::{Target, View};
 
 #[derive(Debug, clap::Args)]

@@ -2,6 +2,7 @@
 
 use super::phases::Phases;
 use super::record::{FaultKind, Record, median};
+use crate::output::bytes_text;
 use crate::table::Table;
 use serde::Serialize;
 
@@ -175,17 +176,6 @@ pub(crate) const PARITY_LIMIT: f64 = 1e-4;
 pub(crate) fn degrees_text(degrees: &[u32]) -> String {
     let parts: Vec<_> = degrees.iter().map(|degree| format!("TP{degree}")).collect();
     parts.join("+")
-}
-
-pub(crate) fn bytes_text(bytes: u64) -> String {
-    let bytes = bytes as f64;
-    if bytes < 1e3 {
-        format!("{bytes} B")
-    } else if bytes < 1e6 {
-        format!("{:.1} kB", bytes / 1e3)
-    } else {
-        format!("{:.1} MB", bytes / 1e6)
-    }
 }
 
 #[cfg(test)]

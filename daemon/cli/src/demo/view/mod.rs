@@ -6,7 +6,8 @@ mod status;
 
 use super::phases::Phases;
 use super::record::{Fault, FaultKind, Moment, Record};
-use super::summary::{bytes_text, degrees_text};
+use super::summary::degrees_text;
+use crate::output::bytes_text;
 use line::{Line, Style};
 use std::io::{IsTerminal, Write};
 use std::time::Instant;

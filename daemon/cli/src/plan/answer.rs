@@ -1,0 +1,156 @@
+//! What is planned for a question, and what everything printed is made from.
+
+use super::losses::Losses;
+use super::state::{State, worker};
+use crate::failure::Failure;
+use reknit_layout::{
+    Axis, Contingency, Draft, Epoch, Group, Holding, JobSpec, Layout, Mode, Place, Plan, PlanError,
+    PlanRequest, Predicted, ReplicaId, Seating, Slot, SyncColumns, Topology, Transfer, Units, WorkerKey,
+    contingency, draft, reseat,
+};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+#[derive(Debug)]
+pub(crate) struct Answer<'a> {
+    pub(crate) job: &'a JobSpec,
+    pub(crate) topology: &'a Topology,
+    pub(crate) mode: Mode,
+    pub(crate) before: &'a State,
+    pub(crate) losses: &'a Losses,
+    /// Who sits where afterwards.
+    pub(crate) seating: Seating,
+    pub(crate) plan: Plan,
+    /// NO-GUESS: what no live GPU holds. Not empty: the plan cannot be carried out.
+    pub(crate) missing: BTreeMap<Axis, Units>,
+}
+
+impl<'a> Answer<'a> {
+    pub(crate) fn find(
+        job: &'a JobSpec,
+        topology: &'a Topology,
+        mode: Mode,
+        before: &'a State,
+        losses: &'a Losses,
+    ) -> Result<Self, Failure> {
+        let seating = reseat(job, topology, &before.seats, &losses.gone, mode);
+        let members = members(&seating);
+        let holdings = before.workers(|place| !losses.failed.contains(place));
+        let request = PlanRequest {
+            job,
+            topology,
+            epoch: Epoch(2),
+            members: &members,
+            holdings: &holdings,
+            fresh: false,
+        };
+        let Draft { plan, missing } = match draft(&request) {
+            Ok(draft) => draft,
+            Err(error @ PlanError::TooFew { .. }) => {
+                let missing = lost(job, &holdings);
+                if missing.is_empty() {
+                    return Err(Failure::Failed(format!(
+                        "{error}; every unit still has a live holder: the job waits until GPUs return"
+                    )));
+                }
+                Draft { plan: nobody(job), missing }
+            }
+            Err(PlanError::Unrecoverable(missing)) => Draft { plan: nobody(job), missing },
+            Err(error @ PlanError::Memory { .. }) => return Err(Failure::Usage(error.to_string())),
+        };
+        Ok(Self { job, topology, mode, before, losses, seating, plan, missing })
+    }
+
+    /// Where the worker's GPU sits now, if it has a place.
+    pub(crate) fn place_of(&self, worker: &WorkerKey) -> Option<Place> {
+        self.seating.seats.place_of(&worker.gpu)
+    }
+
+    /// The worker's place now, or its GPU.
+    pub(crate) fn name_of(&self, worker: &WorkerKey) -> String {
+        self.place_of(worker).map_or_else(|| worker.gpu.to_string(), |place| place.to_string())
+    }
+
+    pub(crate) fn ahead(&self, k: u32) -> Contingency {
+        contingency(&self.plan.layout, self.topology, k)
+    }
+
+    /// Whether the GPU at the place is the one that sat there.
+    pub(crate) fn same_gpu(&self, place: Place) -> bool {
+        self.before.seats.get(place) == self.seating.seats.get(place)
+    }
+
+    /// Whether the place trains, as far as its GPU goes.
+    pub(crate) fn is_active(&self, place: Place) -> bool {
+        !self.seating.inactive.contains(&place)
+    }
+
+    /// The most bytes that one GPU sends, and that one receives.
+    pub(crate) fn busiest(&self) -> (u64, u64) {
+        let most = |end: fn(&Transfer) -> &WorkerKey| {
+            let mut bytes: BTreeMap<&WorkerKey, u64> = BTreeMap::new();
+            for transfer in &self.plan.transfers {
+                *bytes.entry(end(transfer)).or_default() += transfer.bytes;
+            }
+            bytes.values().copied().max().unwrap_or(0)
+        };
+        (most(|transfer| &transfer.from), most(|transfer| &transfer.to))
+    }
+}
+
+/// Those that shall train.
+pub(crate) fn members(seating: &Seating) -> BTreeMap<Place, WorkerKey> {
+    seating.active().map(|(place, gpu)| (place, worker(gpu.clone()))).collect()
+}
+
+/// What none of the holders has at the newest step, counted over all replicas.
+fn lost(job: &JobSpec, holdings: &BTreeMap<WorkerKey, Holding>) -> BTreeMap<Axis, Units> {
+    let newest = holdings.values().map(|holding| holding.step).max();
+    let mut left: BTreeMap<Axis, Units> = job
+        .model
+        .axes()
+        .into_iter()
+        .map(|axis| (axis, Units::range(0, job.model.units(axis.family))))
+        .collect();
+    let mut seen = HashSet::new();
+    for holding in holdings.values().filter(|holding| Some(holding.step) == newest) {
+        if seen.insert(Arc::as_ptr(&holding.units)) {
+            for (axis, units) in holding.units.iter() {
+                if let Some(left) = left.get_mut(axis) {
+                    *left = left.difference(units);
+                }
+            }
+        }
+    }
+    left.retain(|_, units| !units.is_empty());
+    left
+}
+
+/// The layout in which nobody trains.
+fn nobody(job: &JobSpec) -> Plan {
+    let replicas = 0..job.parallel.data;
+    let slots = vec![None; job.parallel.tensor as usize];
+    let partitions = Arc::default();
+    let group = |replica, stage| Group {
+        replica: ReplicaId(replica),
+        stage,
+        slots: slots.clone(),
+        partitions: Arc::clone(&partitions),
+    };
+    let groups = replicas.clone().flat_map(|replica| job.stages().map(move |stage| (replica, stage)));
+    let sync = job.stages().map(|stage| SyncColumns {
+        stage,
+        columns: 0,
+        hosts: vec![Vec::<Slot>::new(); job.parallel.data as usize],
+        axes: Vec::new(),
+    });
+    let layout = Layout {
+        epoch: Epoch(2),
+        groups: groups.map(|(replica, stage)| group(replica, stage)).collect(),
+        batch: replicas.map(|_| 0).collect(),
+        sync: sync.collect(),
+    };
+    let predicted =
+        Predicted { step_time_ratio: f64::INFINITY, throughput_ratio: 0.0, power: BTreeMap::new() };
+    Plan { layout, transfers: Vec::new(), fresh: false, bytes_moved: 0, bytes_lower_bound: 0, predicted }
+}

@@ -1,0 +1,44 @@
+//! The command line of `reknit plan`.
+
+use reknit_layout::{Mode, Place};
+use std::path::PathBuf;
+
+/// Exit status: 0 planned; 1 no replica has enough GPUs left; 2 no live GPU holds a part of the model (the plan is
+/// still printed); 64 wrong arguments or files.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PlanArgs {
+    /// The job file, as `reknit job submit` takes it.
+    #[arg(long, value_name = "JOB.toml")]
+    pub(crate) job: PathBuf,
+    /// Where GPUs are. Not given: every group has a domain and a node of its own, named rR-sS.
+    #[arg(long, value_name = "TOPO.toml")]
+    pub(crate) topology: Option<PathBuf>,
+    /// The GPU at this place is gone with all that it holds. May be given several times.
+    #[arg(long, value_name = "R.S.T")]
+    pub(crate) fail: Vec<Place>,
+    /// Every GPU of this node is gone. May be given several times.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) fail_node: Vec<String>,
+    /// The GPU at this place shall leave and can still be read. May be given several times.
+    #[arg(long, value_name = "R.S.T")]
+    pub(crate) drain: Vec<Place>,
+    /// How to go on: ntp (each group with what it has left), or for comparison uniform_reduction, drop_replica or
+    /// power_of_two.
+    #[arg(long, default_value_t = Mode::Ntp)]
+    pub(crate) mode: Mode,
+    /// What every GPU holds: places with their units, or what `reknit plan --format json` printed. Not given: all
+    /// places hold their nominal units.
+    #[arg(long, value_name = "FILE.json")]
+    pub(crate) holdings: Option<PathBuf>,
+    /// Look ahead to the loss of this many more GPUs, nodes or domains at once: 1 or 2. A table shows both.
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
+    pub(crate) contingency: u32,
+    #[arg(long, value_enum, default_value_t = PlanFormat::Table)]
+    pub(crate) format: PlanFormat,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum PlanFormat {
+    Table,
+    Json,
+}

@@ -1,0 +1,40 @@
+//! `reknit plan`: what would happen to a job that loses GPUs, without touching a cluster.
+//!
+//! Read the files, seat the GPUs, take out what fails or drains, seat again, plan, look ahead, print.
+
+mod answer;
+mod args;
+mod files;
+mod json;
+mod losses;
+mod report;
+mod runs;
+mod state;
+
+pub(crate) use args::{PlanArgs, PlanFormat};
+pub(crate) use state::{State, worker};
+
+use crate::failure::Failure;
+use crate::output::print_lines;
+use answer::Answer;
+use losses::Losses;
+
+pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
+    let job = files::job(&args.job)?;
+    let topology = files::topology(args.topology.as_deref(), &job)?;
+    let before = match &args.holdings {
+        Some(file) => State::read(&job, &topology, file)?,
+        None => State::nominal(&job, &topology)?,
+    };
+    let losses = Losses::find(args, &job, &topology, &before.seats)?;
+    let answer = Answer::find(&job, &topology, args.mode, &before, &losses)?;
+    match args.format {
+        PlanFormat::Json => print_lines(&[json::plan(&answer, args.contingency)?])?,
+        PlanFormat::Table => print_lines(&report::lines(&answer))?,
+    }
+    if answer.missing.is_empty() {
+        Ok(())
+    } else {
+        Err(Failure::Unrecoverable(report::unrecoverable(&answer)))
+    }
+}

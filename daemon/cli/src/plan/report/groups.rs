@@ -1,0 +1,168 @@
+//! The groups that change: their degree and what each slot owns, before and after.
+
+use super::{MOST_GROUPS, MOST_SLOTS, count};
+use crate::plan::answer::Answer;
+use crate::plan::runs::{Run, ascending, runs};
+use crate::table::Table;
+use reknit_layout::{Axis, Family, Group, Place, Slot, Units};
+
+pub(super) fn lines(answer: &Answer<'_>) -> Vec<String> {
+    let groups = &answer.plan.layout.groups;
+    let changed: Vec<_> =
+        groups.iter().map(|group| Change::of(answer, group)).filter(Change::is_one).collect();
+    let mut lines = Vec::new();
+    for change in changed.iter().take(MOST_GROUPS) {
+        if !lines.is_empty() {
+            lines.push(String::new());
+        }
+        lines.extend(change.lines(answer));
+    }
+    if changed.len() > MOST_GROUPS {
+        lines.push(String::new());
+        let more = changed.len() - MOST_GROUPS;
+        lines.push(format!("{} change too; --format json has all", count(more, "more group")));
+    }
+    if !changed.is_empty() {
+        lines.push(String::new());
+        lines.push("█ trains  + joins  × failed  - leaves  ░ idle; units: before -> after".to_owned());
+    }
+    lines
+}
+
+/// What becomes of a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// Trained and trains.
+    Stays,
+    /// Held nothing, or another GPU sat here.
+    Joins,
+    Failed,
+    Leaves,
+    Idle,
+}
+
+impl Fate {
+    fn of(answer: &Answer<'_>, place: Place, active: bool) -> Self {
+        let held = answer.before.holdings.contains_key(&place);
+        match (active, held && answer.same_gpu(place)) {
+            (true, true) => Self::Stays,
+            (true, false) => Self::Joins,
+            (false, _) if answer.losses.failed.contains(&place) => Self::Failed,
+            (false, _) if answer.losses.drained.contains(&place) => Self::Leaves,
+            (false, _) => Self::Idle,
+        }
+    }
+
+    fn picture(self) -> char {
+        match self {
+            Self::Stays => '█',
+            Self::Joins => '+',
+            Self::Failed => '×',
+            Self::Leaves => '-',
+            Self::Idle => '░',
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Stays => "trains",
+            Self::Joins => "joins",
+            Self::Failed => "failed",
+            Self::Leaves => "leaves",
+            Self::Idle => "idle",
+        }
+    }
+}
+
+struct Change<'a> {
+    group: &'a Group,
+    fates: Vec<Fate>,
+    /// Per axis and slot the units before, and those after.
+    axes: Vec<(Axis, Vec<(Units, Units)>)>,
+}
+
+impl<'a> Change<'a> {
+    fn of(answer: &Answer<'_>, group: &'a Group) -> Self {
+        let place = |slot| Place { replica: group.replica, stage: group.stage, slot: Slot(slot) };
+        let slots = || (0..).zip(&group.slots);
+        let fates = slots().map(|(slot, member)| Fate::of(answer, place(slot), member.is_some()));
+        let units = |axis: Axis, slot: u32| {
+            let before = answer.before.holdings.get(&place(slot)).map(|holding| holding.of(axis));
+            let after = group.partitions.get(&axis).and_then(|sets| sets.get(slot as usize)).cloned();
+            (before.unwrap_or_default(), after.unwrap_or_default())
+        };
+        let axes = ascending(answer.job, group.stage).into_iter();
+        let axes = axes.map(|axis| (axis, slots().map(|(slot, _)| units(axis, slot)).collect()));
+        Self { group, fates: fates.collect(), axes: axes.collect() }
+    }
+
+    fn is_one(&self) -> bool {
+        let stays = self.fates.iter().all(|fate| matches!(fate, Fate::Stays | Fate::Idle));
+        let same = self.axes.iter().flat_map(|(_, slots)| slots).all(|(before, after)| before == after);
+        !(stays && same)
+    }
+
+    fn lines(&self, answer: &Answer<'_>) -> Vec<String> {
+        let group = self.group;
+        let held = |slot: usize| self.axes.iter().any(|(_, slots)| !slots[slot].0.is_empty());
+        let before = (0..self.fates.len()).filter(|slot| held(*slot)).count();
+        let after = match group.degree() {
+            0 => "does not train".to_owned(),
+            degree => format!("TP{degree}"),
+        };
+        let picture: String = self.fates.iter().map(|fate| fate.picture()).collect();
+        let name = format!("replica {} stage {}", group.replica, group.stage);
+        let mut lines = vec![format!("{name}: TP{before} -> {after}  {picture}")];
+        // One column a family, of the first layers that are split alike.
+        let all = runs(self.axes.iter().map(|(axis, slots)| (*axis, slots)));
+        let families = [Family::Attn, Family::Ffn, Family::Vocab];
+        let of = |family| all.iter().filter(move |run| run.family == family);
+        let columns: Vec<&Run<_>> = families.into_iter().filter_map(|family| of(family).next()).collect();
+        let title = |run: &Run<_>| {
+            let family = run.family.to_string().to_uppercase();
+            match run.layers {
+                None => family,
+                Some((start, end)) if end == start + 1 => format!("{family} {start}"),
+                Some((start, end)) => format!("{family} {start}-{}", end - 1),
+            }
+        };
+        let header = ["SLOT", "GPU", "STATE"].map(str::to_owned).into_iter();
+        let mut table = Table::with_header(header.chain(columns.iter().map(|run| title(run))).collect());
+        for (slot, fate) in self.fates.iter().enumerate().take(MOST_SLOTS) {
+            let place = Place { replica: group.replica, stage: group.stage, slot: Slot(slot as u32) };
+            let gpu = answer.seating.seats.get(place).map_or("-".to_owned(), ToString::to_string);
+            let cells = [slot.to_string(), gpu, fate.word().to_owned()].into_iter();
+            let units = columns.iter().map(|run| cell(&run.value[slot]));
+            table.row(cells.chain(units).collect::<Vec<_>>());
+        }
+        lines.extend(table.lines().into_iter().map(|line| format!("  {line}")));
+        if self.fates.len() > MOST_SLOTS {
+            lines.push(format!("  and {}", count(self.fates.len() - MOST_SLOTS, "more slot")));
+        }
+        let others = all.len() - columns.len();
+        if others > 0 {
+            lines.push(
+                "  other layers likewise, with the extra units at other slots; --format json has all".into(),
+            );
+        }
+        lines
+    }
+}
+
+fn cell((before, after): &(Units, Units)) -> String {
+    if before == after { text(after) } else { format!("{} -> {}", text(before), text(after)) }
+}
+
+/// As ranges; of many the first and how many units there are.
+fn text(units: &Units) -> String {
+    const MOST: usize = 6;
+    let intervals = units.intervals();
+    match intervals.len() {
+        0 => "-".to_owned(),
+        1..=MOST => units.to_string(),
+        _ => {
+            let first: Units = intervals[..MOST].iter().copied().collect();
+            format!("{first},... ({} units)", units.len())
+        }
+    }
+}

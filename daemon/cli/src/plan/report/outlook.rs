@@ -1,0 +1,151 @@
+//! What the new layout costs, and what it would survive.
+
+use super::names;
+use crate::output::bytes_text;
+use crate::plan::answer::Answer;
+use reknit_layout::{Contingency, Exposure, JobSpec, Place, memory};
+use std::collections::BTreeMap;
+
+pub(super) fn lines(answer: &Answer<'_>, ahead: &[Contingency]) -> Vec<String> {
+    let layout = &answer.plan.layout;
+    let predicted = &answer.plan.predicted;
+    let step = format!(
+        "{:.3} of the nominal step time, {:.3} of the nominal throughput",
+        predicted.step_time_ratio, predicted.throughput_ratio
+    );
+    let handed = layout.handover_bytes(answer.job);
+    let sync = match handed {
+        0 => "every slot hosts what it owns: no gradient is handed over".to_owned(),
+        bytes => format!(
+            "{} of gradients are handed to another slot of their group in each step, and come back",
+            bytes_text(bytes)
+        ),
+    };
+    let mut lines = vec![
+        line("batch", &format!("{} samples", batch(&layout.batch))),
+        line("speed", &step),
+        line("sync", &sync),
+        line("memory", &most_memory(answer)),
+    ];
+    if answer.job.recovery.power_boost {
+        lines.push(line("power", &power(&predicted.power)));
+    }
+    let titles = std::iter::once("survives").chain(std::iter::repeat(""));
+    lines.extend(titles.zip(ahead.iter().flat_map(survivals)).map(|(title, text)| line(title, &text)));
+    lines
+}
+
+fn line(title: &str, text: &str) -> String {
+    format!("{title:<9} {text}")
+}
+
+/// Samples of each replica; equal ones are counted where there are many.
+fn batch(shares: &[u32]) -> String {
+    const MOST: usize = 16;
+    if shares.len() <= MOST {
+        return shares.iter().map(ToString::to_string).collect::<Vec<_>>().join("+");
+    }
+    let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
+    for share in shares {
+        *counts.entry(*share).or_default() += 1;
+    }
+    let parts = counts.into_iter().rev().map(|(share, replicas)| format!("{replicas}x{share}"));
+    names(parts)
+}
+
+fn most_memory(answer: &Answer<'_>) -> String {
+    let job: &JobSpec = answer.job;
+    let slots = answer.plan.layout.groups.iter().flat_map(|group| {
+        group.active().into_iter().map(move |slot| {
+            let place = Place { replica: group.replica, stage: group.stage, slot };
+            (memory::slot_bytes(job, group, slot), std::cmp::Reverse(place))
+        })
+    });
+    let Some((bytes, std::cmp::Reverse(place))) = slots.max() else { return "none".to_owned() };
+    let limit = match answer.topology.gpu_memory {
+        Some(limit) => format!("of {}", bytes_text(limit)),
+        None => "(what a GPU has is not known)".to_owned(),
+    };
+    format!("{} {limit} at {place}, which needs most", bytes_text(bytes))
+}
+
+fn power(above: &BTreeMap<Place, f64>) -> String {
+    if above.is_empty() {
+        return "every GPU as usual".to_owned();
+    }
+    let mut by_ratio: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (place, ratio) in above {
+        by_ratio.entry(format!("{ratio:.3}")).or_default().push(place.to_string());
+    }
+    let parts =
+        by_ratio.into_iter().map(|(ratio, places)| format!("{ratio} of nominal at {}", names(places)));
+    parts.collect::<Vec<_>>().join("; ")
+}
+
+/// Of GPUs, nodes and domains: on one line what is survived, and a line for each that is not.
+fn survivals(ahead: &Contingency) -> Vec<String> {
+    let kinds = [("GPU", &ahead.gpu), ("node", &ahead.node), ("domain", &ahead.domain)];
+    let (good, bad): (Vec<_>, Vec<_>) =
+        kinds.into_iter().partition(|(_, exposure)| exposure.unrecoverable == 0);
+    let text = |(kind, exposure): (&str, &Exposure)| survival(ahead.k, kind, exposure);
+    let good: Vec<_> = good.into_iter().map(text).collect();
+    let good = (!good.is_empty()).then(|| good.join("; "));
+    good.into_iter().chain(bad.into_iter().map(text)).collect()
+}
+
+/// `any 2 GPUs: no, 12 of 28 pairs take units along, for example 0.0.1 with 1.0.1`
+fn survival(k: u32, kind: &str, exposure: &Exposure) -> String {
+    let plural = if k == 1 { "" } else { "s" };
+    let any = format!("any {k} {kind}{plural}");
+    match exposure.unrecoverable {
+        _ if exposure.sets == 0 => format!("any {k} {kind}{plural}: there are fewer"),
+        0 => format!("{any}: yes"),
+        fatal => {
+            let set = if k == 1 { kind } else { "pair" };
+            let lose = match (fatal, exposure.sets) {
+                (_, 1) => format!("the only {set} takes units along"),
+                (1, sets) => format!("1 of {sets} {set}s takes units along"),
+                (fatal, sets) => format!("{fatal} of {sets} {set}s take units along"),
+            };
+            let example =
+                exposure.examples.first().map(|set| format!(", for example {}", set.join(" with ")));
+            format!("{any}: no, {lose}{}", example.unwrap_or_default())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn survival_in_words() {
+        let exposure = |sets, unrecoverable, example: &[&str]| Exposure {
+            sets,
+            unrecoverable,
+            examples: vec![example.iter().map(|name| (*name).to_owned()).collect()],
+        };
+        assert_eq!(survival(1, "GPU", &exposure(8, 0, &[])), "any 1 GPU: yes");
+        assert_eq!(
+            survival(2, "GPU", &exposure(28, 12, &["0.0.1", "1.0.1"])),
+            "any 2 GPUs: no, 12 of 28 pairs take units along, for example 0.0.1 with 1.0.1"
+        );
+        assert_eq!(
+            survival(1, "node", &exposure(2, 1, &["n0"])),
+            "any 1 node: no, 1 of 2 nodes takes units along, for example n0"
+        );
+        assert_eq!(survival(2, "domain", &exposure(0, 0, &[])), "any 2 domains: there are fewer");
+        assert_eq!(
+            survival(2, "domain", &exposure(1, 1, &["a", "b"])),
+            "any 2 domains: no, the only pair takes units along, for example a with b"
+        );
+    }
+
+    #[test]
+    fn a_batch_of_many_replicas_is_counted() {
+        assert_eq!(batch(&[14, 18]), "14+18");
+        let mut shares = vec![8; 255];
+        shares.push(7);
+        assert_eq!(batch(&shares), "255x8, 1x7");
+    }
+}
