@@ -11,7 +11,7 @@ mod sites;
 use crate::{Layout, Topology};
 use fatal::Fatal;
 use serde::{Deserialize, Serialize};
-use sites::Sites;
+use sites::Site;
 
 /// What the loss of `k` more GPUs, nodes or domains would mean.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,19 +41,14 @@ const EXAMPLES: usize = 8;
 /// Where the topology does not know a GPU, its group is a node and a domain of its own, named `rR-sS`.
 pub fn contingency(layout: &Layout, topology: &Topology, k: u32) -> Contingency {
     let k = k.clamp(1, 2);
-    let exposure = |sites: Sites| {
+    let [gpu, node, domain] = sites::sites(layout, topology).map(|sites| {
         let fatal = Fatal::find(layout, &sites, k);
-        let examples = fatal.sets(sites.count(), k).take(EXAMPLES);
+        let name = |set: Vec<Site>| set.into_iter().map(|site| sites.name(topology, site)).collect();
         Exposure {
             sets: fatal::choose(sites.count(), k),
             unrecoverable: fatal.count(sites.count(), k),
-            examples: examples.map(|set| set.into_iter().map(|site| sites.name(site)).collect()).collect(),
+            examples: fatal.sets(sites.count(), k).take(EXAMPLES).map(name).collect(),
         }
-    };
-    Contingency {
-        k,
-        gpu: exposure(Sites::gpus(layout)),
-        node: exposure(Sites::nodes(layout, topology)),
-        domain: exposure(Sites::domains(layout, topology)),
-    }
+    });
+    Contingency { k, gpu, node, domain }
 }

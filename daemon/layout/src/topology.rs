@@ -107,6 +107,12 @@ impl Topology {
     }
 
     pub fn node_of(&self, gpu: &GpuId) -> Option<&Node> {
-        self.locations.get(gpu).map(|at| &self.domains[at.domain as usize].nodes[at.node as usize])
+        self.find(gpu).map(|(_, node)| node)
+    }
+
+    /// The domain and the node of [`Topology::domain_of`] and [`Topology::node_of`], looked up once.
+    pub fn find(&self, gpu: &GpuId) -> Option<(usize, &Node)> {
+        let at = self.locations.get(gpu)?;
+        Some((at.domain as usize, &self.domains[at.domain as usize].nodes[at.node as usize]))
     }
 }

@@ -46,6 +46,13 @@ impl Holders {
     }
 }
 
+/// A group that trains.
+struct Training<'a> {
+    partitions: &'a Arc<Partitions>,
+    /// The sites of its nominal slots.
+    on: &'a [Option<Site>],
+}
+
 /// Groups of one stage that are split alike.
 struct Class<'a> {
     partitions: &'a Partitions,
@@ -55,13 +62,18 @@ struct Class<'a> {
 
 impl Fatal {
     pub(super) fn find(layout: &Layout, sites: &Sites<'_>, k: u32) -> Self {
-        let mut stages: BTreeMap<StageId, Vec<usize>> = BTreeMap::new();
-        for (index, group) in layout.groups.iter().enumerate().filter(|(_, group)| group.degree() > 0) {
-            stages.entry(group.stage).or_default().push(index);
+        let mut stages: BTreeMap<StageId, Vec<Training<'_>>> = BTreeMap::new();
+        let mut slots = sites.slots();
+        for group in &layout.groups {
+            let (on, rest) = slots.split_at(group.slots.len());
+            slots = rest;
+            if on.iter().any(Option::is_some) {
+                stages.entry(group.stage).or_default().push(Training { partitions: &group.partitions, on });
+            }
         }
         let mut found = Self { singles: BTreeSet::new(), pairs: BTreeSet::new() };
         for groups in stages.values() {
-            if let Some(classes) = classes(layout, sites, groups, k) {
+            if let Some(classes) = classes(groups, k) {
                 let axes = classes.iter().flat_map(|class| class.partitions.keys()).copied();
                 for axis in axes.collect::<BTreeSet<_>>() {
                     found.judge(&classes, axis, k);
@@ -136,24 +148,23 @@ impl Fatal {
 }
 
 /// The groups of a stage by how they are split; `None` if the groups of one class alone put every unit out of danger.
-fn classes<'a>(layout: &'a Layout, sites: &Sites<'_>, groups: &[usize], k: u32) -> Option<Vec<Class<'a>>> {
+fn classes<'a>(groups: &[Training<'a>], k: u32) -> Option<Vec<Class<'a>>> {
     let mut classes: Vec<Class<'a>> = Vec::new();
     let mut numbers: HashMap<*const Partitions, usize> = HashMap::new();
-    for &index in groups {
-        let (group, on) = (&layout.groups[index], sites.of(index));
-        let number = *numbers.entry(Arc::as_ptr(&group.partitions)).or_insert_with(|| {
-            classes.push(Class { partitions: &group.partitions, slots: vec![Holders::None; on.len()] });
+    for Training { partitions, on } in groups {
+        let number = *numbers.entry(Arc::as_ptr(partitions)).or_insert_with(|| {
+            classes.push(Class { partitions, slots: vec![Holders::None; on.len()] });
             classes.len() - 1
         });
         let slots = &mut classes[number].slots;
-        for (holders, site) in slots.iter_mut().zip(on) {
+        for (holders, site) in slots.iter_mut().zip(*on) {
             if let Some(site) = site {
                 *holders = holders.with(*site, k);
             }
         }
         // An inactive slot owns nothing.
         let safe = |(holders, site): (&Holders, &Option<Site>)| site.is_none() || *holders == Holders::Many;
-        if slots.iter().zip(on).all(safe) {
+        if slots.iter().zip(*on).all(safe) {
             return None;
         }
     }

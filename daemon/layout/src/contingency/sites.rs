@@ -1,113 +1,110 @@
 //! Where the slots that train are.
 
-use crate::{GpuId, Group, Layout, Member, NodeName, Place, ReplicaId, Slot, StageId, Topology};
+use crate::{GpuId, Group, Layout, NodeName, Place, ReplicaId, Slot, StageId, Topology};
 use std::collections::HashMap;
+use std::hash::Hash;
 
 /// A GPU, node or domain, by its number in the order of the first places on each.
 pub(super) type Site = u32;
 
 /// The GPUs, nodes or domains of a layout.
 pub(super) struct Sites<'a> {
-    /// Per group one for each nominal slot; `None` where inactive.
-    slots: Vec<Vec<Option<Site>>>,
-    names: Vec<Name<'a>>,
+    /// Of each nominal slot of each group, one group after the other; `None` where inactive.
+    slots: Vec<Option<Site>>,
+    /// Of each site.
+    first: Vec<(&'a Group, Slot)>,
+    name: fn(&Topology, &Group, Slot) -> Option<String>,
 }
 
+/// What makes two GPUs stand on one site.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Key<'a> {
-    Gpu(&'a GpuId),
-    /// A machine is known by its name.
-    Node(&'a NodeName),
-    /// Its index in the topology.
-    Domain(usize),
-    /// Where the topology does not know the GPU.
+enum Key<T> {
+    Known(T),
+    /// The topology does not know the GPU: its group is a node and a domain of its own.
     Group(ReplicaId, StageId),
 }
 
-enum Name<'a> {
-    Place(Place),
-    Text(&'a str),
-    Group(ReplicaId, StageId),
+/// The GPUs, the nodes and the domains.
+pub(super) fn sites<'a>(layout: &'a Layout, topology: &Topology) -> [Sites<'a>; 3] {
+    let slots = layout.groups.iter().map(|group| group.slots.len()).sum();
+    let mut gpus: Numbering<'_, &GpuId> = Numbering::new(slots, slots, gpu_name);
+    // A machine is known by its name.
+    let mut nodes: Numbering<'_, Key<&NodeName>> = Numbering::new(slots, 0, node_name);
+    let mut domains: Numbering<'_, Key<usize>> = Numbering::new(slots, 0, domain_name);
+    for group in &layout.groups {
+        let alone = (group.replica, group.stage);
+        for (slot, member) in (0..).map(Slot).zip(&group.slots) {
+            let at = member.as_ref().map(|member| {
+                let found = topology.find(&member.worker.gpu);
+                let unknown = (Key::Group(alone.0, alone.1), Key::Group(alone.0, alone.1));
+                let known = found.map(|(domain, node)| (Key::Known(&node.name), Key::Known(domain)));
+                (&member.worker.gpu, known.unwrap_or(unknown))
+            });
+            gpus.add(group, slot, at.map(|(gpu, _)| gpu));
+            nodes.add(group, slot, at.map(|(_, (node, _))| node));
+            domains.add(group, slot, at.map(|(_, (_, domain))| domain));
+        }
+    }
+    [gpus.sites, nodes.sites, domains.sites]
 }
 
-impl<'a> Sites<'a> {
-    pub(super) fn gpus(layout: &'a Layout) -> Self {
-        Self::new(layout, |_, member| Key::Gpu(&member.worker.gpu), |_, place| Name::Place(place))
+/// Numbers sites as they come.
+struct Numbering<'a, K> {
+    sites: Sites<'a>,
+    numbers: HashMap<K, Site>,
+    /// Neighbours often share a node or domain.
+    before: Option<(K, Site)>,
+}
+
+impl<'a, K: Copy + Eq + Hash> Numbering<'a, K> {
+    fn new(slots: usize, sites: usize, name: fn(&Topology, &Group, Slot) -> Option<String>) -> Self {
+        let (slots, first) = (Vec::with_capacity(slots), Vec::with_capacity(sites));
+        Self { sites: Sites { slots, first, name }, numbers: HashMap::with_capacity(sites), before: None }
     }
 
-    pub(super) fn nodes(layout: &'a Layout, topology: &'a Topology) -> Self {
-        let key = |group: &'a Group, member: &'a Member| {
-            let node = topology.node_of(&member.worker.gpu);
-            node.map_or(Key::Group(group.replica, group.stage), |node| Key::Node(&node.name))
-        };
-        Self::new(layout, key, |key, place| Name::of(key, place, topology))
-    }
-
-    pub(super) fn domains(layout: &'a Layout, topology: &'a Topology) -> Self {
-        let key = |group: &'a Group, member: &'a Member| {
-            let domain = topology.domain_of(&member.worker.gpu);
-            domain.map_or(Key::Group(group.replica, group.stage), Key::Domain)
-        };
-        Self::new(layout, key, |key, place| Name::of(key, place, topology))
-    }
-
-    fn new(
-        layout: &'a Layout,
-        key: impl Fn(&'a Group, &'a Member) -> Key<'a>,
-        name: impl Fn(Key<'a>, Place) -> Name<'a>,
-    ) -> Self {
-        let mut names = Vec::new();
-        let mut numbers: HashMap<Key<'a>, Site> = HashMap::new();
-        // Neighbours often share a node or domain.
-        let mut before = None;
-        let mut site = |group: &'a Group, slot: usize, member: &'a Member| {
-            let key = key(group, member);
-            match before {
-                Some((last, site)) if last == key => site,
-                Some(_) | None => {
-                    let site = *numbers.entry(key).or_insert_with(|| {
-                        let place =
-                            Place { replica: group.replica, stage: group.stage, slot: Slot(slot as u32) };
-                        names.push(name(key, place));
-                        names.len() as Site - 1
-                    });
-                    before = Some((key, site));
-                    site
-                }
+    fn add(&mut self, group: &'a Group, slot: Slot, key: Option<K>) {
+        let site = key.map(|key| match self.before {
+            Some((last, site)) if last == key => site,
+            Some(_) | None => {
+                let site = *self.numbers.entry(key).or_insert_with(|| {
+                    self.sites.first.push((group, slot));
+                    self.sites.first.len() as Site - 1
+                });
+                self.before = Some((key, site));
+                site
             }
-        };
-        let slots = layout.groups.iter().map(|group| {
-            let slots = group.slots.iter().enumerate();
-            slots.map(|(slot, member)| member.as_ref().map(|member| site(group, slot, member))).collect()
         });
-        Self { slots: slots.collect(), names }
-    }
-
-    pub(super) fn count(&self) -> u32 {
-        self.names.len() as u32
-    }
-
-    /// The sites of the group's slots.
-    pub(super) fn of(&self, group: usize) -> &[Option<Site>] {
-        &self.slots[group]
-    }
-
-    pub(super) fn name(&self, site: Site) -> String {
-        match &self.names[site as usize] {
-            Name::Place(place) => place.to_string(),
-            Name::Text(text) => (*text).to_owned(),
-            Name::Group(replica, stage) => format!("r{replica}-s{stage}"),
-        }
+        self.sites.slots.push(site);
     }
 }
 
-impl<'a> Name<'a> {
-    fn of(key: Key<'a>, place: Place, topology: &'a Topology) -> Self {
-        match key {
-            Key::Gpu(_) => Self::Place(place),
-            Key::Node(name) => Self::Text(&name.0),
-            Key::Domain(domain) => Self::Text(&topology.domains()[domain].name.0),
-            Key::Group(replica, stage) => Self::Group(replica, stage),
-        }
+impl Sites<'_> {
+    pub(super) fn count(&self) -> u32 {
+        self.first.len() as u32
     }
+
+    /// The sites of the nominal slots, one group after the other.
+    pub(super) fn slots(&self) -> &[Option<Site>] {
+        &self.slots
+    }
+
+    pub(super) fn name(&self, topology: &Topology, site: Site) -> String {
+        let (group, slot) = self.first[site as usize];
+        let alone = || format!("r{}-s{}", group.replica, group.stage);
+        (self.name)(topology, group, slot).unwrap_or_else(alone)
+    }
+}
+
+fn gpu_name(_: &Topology, group: &Group, slot: Slot) -> Option<String> {
+    Some(Place { replica: group.replica, stage: group.stage, slot }.to_string())
+}
+
+fn node_name(topology: &Topology, group: &Group, slot: Slot) -> Option<String> {
+    let member = group.slots.get(slot.0 as usize)?.as_ref()?;
+    topology.node_of(&member.worker.gpu).map(|node| node.name.to_string())
+}
+
+fn domain_name(topology: &Topology, group: &Group, slot: Slot) -> Option<String> {
+    let member = group.slots.get(slot.0 as usize)?.as_ref()?;
+    topology.domain_of(&member.worker.gpu).map(|domain| topology.domains()[domain].name.to_string())
 }
