@@ -34,6 +34,9 @@ pub struct Plan {
     /// unit between the slots of a group, and at full degree the sizes of the nominal layout (so that growth ends
     /// where it began).
     pub bytes_lower_bound: u64,
+    /// The part of `bytes_moved` that slots of the same group held already and give up for the balance. The rest has no holder
+    /// left among the group's slots.
+    pub bytes_to_balance: u64,
     /// How fast the layout will train.
     pub predicted: Predicted,
 }

@@ -1,18 +1,25 @@
 //! The planner: from what is held and who shall train to a balanced layout and the way there.
 //!
-//! The same request always gives the same plan. What a slot owns is decided in [`partition`], who sends what in
-//! [`sources`], the batch in [`crate::batch`], and where gradients meet in [`sync`].
+//! The same request always gives the same plan. What is held is sorted out in [`stock`], what each slot owns is decided in
+//! [`split`] and [`partition`], who sends what in [`sources`] and [`spread`], the batch in [`crate::batch`], and where gradients
+//! meet in [`sync`].
+//!
+//! **Scale.** Groups whose slots hold the same are split alike: each such situation is worked out once and shared, so
+//! thousands of untouched groups cost a lookup each.
 
 mod partition;
+mod places;
 mod sources;
+mod split;
+mod spread;
+mod stock;
 mod sync;
 
-use crate::{
-    Axis, Draft, Group, Layout, Member, Place, Plan, PlanError, PlanRequest, ReplicaId, Slot, StageId, Units,
-    WorkerKey, cost, memory,
-};
-use sources::{Holders, Need};
-use std::collections::BTreeMap;
+use crate::{Draft, Group, Layout, Member, Plan, PlanError, PlanRequest, cost, memory};
+use places::Places;
+use sources::Need;
+use split::Splits;
+use stock::Stock;
 
 /// Plans a layout of `request.members` at `request.epoch`.
 ///
@@ -28,52 +35,39 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<Plan, PlanError> {
 /// A replica trains if each of its groups has `min_tensor` members; members of other replicas get no place, but what
 /// they hold still counts as a source. Members outside the nominal layout are ignored. The job must be valid
 /// ([`crate::JobSpec::validate`]).
+///
+/// # Errors
+/// [`PlanError::TooFew`] when no replica trains, [`PlanError::Memory`] when a slot's share is too large for its GPU.
 pub fn draft(request: &PlanRequest<'_>) -> Result<Draft, PlanError> {
     let job = request.job;
     let training = job.training(request.members.keys())?;
-    let holders = Holders::new(request);
-    let mut groups = Vec::new();
+    let places = Places::new(request);
+    let stock = Stock::new(request, &places);
+    let mut splits = Splits::new(job, request.fresh, &stock);
+    let trains = |group: &usize| training.binary_search(&places.replica(*group)).is_ok();
+    let split_of: Vec<Option<usize>> =
+        (0..places.groups()).map(|group| trains(&group).then(|| splits.of(&places, group))).collect();
+
+    let mut groups = Vec::with_capacity(places.groups());
     let mut needs = Vec::new();
-    let mut bytes_lower_bound = 0;
-    for replica in (0..job.parallel.data).map(ReplicaId) {
-        for stage in job.stages() {
-            let workers = if training.contains(&replica) {
-                workers_of(request, replica, stage)
-            } else {
-                vec![None; job.parallel.tensor as usize]
-            };
-            let mut partitions = BTreeMap::new();
-            if workers.iter().any(Option::is_some) {
-                for axis in job.stage_axes(stage) {
-                    let held = held(request, &holders, axis, stage, &workers);
-                    let units = job.model.units(axis.family);
-                    let made = partition::partition(units, axis.layer.unwrap_or(0), &held);
-                    if !request.fresh {
-                        let moved = u64::from(units - made.kept);
-                        bytes_lower_bound += moved * job.unit_bytes(stage, axis.family);
-                        needs.extend(needed(replica, stage, axis, &workers, &held, &made.owned));
-                    }
-                    partitions.insert(axis, made.owned);
-                }
-            }
-            if !request.fresh {
-                for worker in workers.iter().flatten().copied() {
-                    if !holders.has_state(worker, stage) {
-                        bytes_lower_bound += job.replicated_bytes(stage);
-                        needs.push(Need { replica, stage, axis: None, units: Units::new(), to: worker });
-                    }
-                }
-            }
-            let member = |worker: Option<&WorkerKey>| worker.cloned().map(|worker| Member { worker });
-            groups.push(Group {
-                replica,
-                stage,
-                slots: workers.into_iter().map(member).collect(),
-                partitions: partitions.into(),
-            });
-        }
+    let (mut bytes_lower_bound, mut bytes_to_balance) = (0, 0);
+    for (group, split) in split_of.iter().enumerate() {
+        let (replica, stage, workers) = (places.replica(group), places.stage(group), places.workers(group));
+        let Some(split) = split.map(|split| splits.get(split)) else {
+            let slots = vec![None; workers.len()];
+            groups.push(Group { replica, stage, slots, partitions: Default::default() });
+            continue;
+        };
+        bytes_lower_bound += split.bytes_lower_bound;
+        bytes_to_balance += split.bytes_to_balance;
+        needs.extend(split.lacks.iter().filter_map(|lack| {
+            let to = workers[lack.slot]?;
+            Some(Need { group, stage, axis: lack.axis, units: &lack.units, to })
+        }));
+        let slots = workers.iter().map(|worker| worker.cloned().map(|worker| Member { worker })).collect();
+        groups.push(Group { replica, stage, slots, partitions: split.partitions.clone() });
     }
-    let (transfers, missing) = sources::transfers(job, &holders, &needs);
+    let (transfers, missing) = sources::transfers(request, &places, &stock, &needs);
     memory::fits(job, request.topology, &groups)?;
     let (batch, predicted) = cost::predict(job, request.topology, &groups);
     let sync = job.stages().map(|stage| sync::columns(job, stage, &groups)).collect();
@@ -83,55 +77,9 @@ pub fn draft(request: &PlanRequest<'_>) -> Result<Draft, PlanError> {
         transfers,
         fresh: request.fresh,
         bytes_lower_bound,
+        bytes_to_balance,
         predicted,
     };
     debug_assert!(!missing.is_empty() || crate::check(request, &plan).is_empty());
     Ok(Draft { plan, missing })
-}
-
-/// The member of each nominal slot of a group.
-fn workers_of<'a>(
-    request: &PlanRequest<'a>,
-    replica: ReplicaId,
-    stage: StageId,
-) -> Vec<Option<&'a WorkerKey>> {
-    let slots = (0..request.job.parallel.tensor).map(Slot);
-    slots.map(|slot| request.members.get(&Place { replica, stage, slot })).collect()
-}
-
-/// What each active slot starts from. A fresh job starts as if every member held its nominal units.
-fn held(
-    request: &PlanRequest<'_>,
-    holders: &Holders<'_>,
-    axis: Axis,
-    stage: StageId,
-    workers: &[Option<&WorkerKey>],
-) -> Vec<Option<Units>> {
-    let units = request.job.model.units(axis.family);
-    if request.fresh {
-        let nominal = partition::nominal(units, workers.len() as u32, axis.layer.unwrap_or(0));
-        let slots = workers.iter().zip(nominal);
-        return slots.map(|(worker, set)| worker.map(|_| set)).collect();
-    }
-    let all = Units::range(0, units);
-    let of = |worker: &WorkerKey| holders.held(worker, stage, axis).intersection(&all);
-    workers.iter().map(|worker| worker.map(of)).collect()
-}
-
-/// What the slots own but do not hold.
-fn needed<'a>(
-    replica: ReplicaId,
-    stage: StageId,
-    axis: Axis,
-    workers: &[Option<&'a WorkerKey>],
-    held: &[Option<Units>],
-    owned: &[Units],
-) -> Vec<Need<'a>> {
-    let slots = workers.iter().zip(held).zip(owned);
-    slots
-        .filter_map(|((worker, held), owned)| {
-            let units = owned.difference(held.as_ref()?);
-            (!units.is_empty()).then_some(Need { replica, stage, axis: Some(axis), units, to: (*worker)? })
-        })
-        .collect()
 }

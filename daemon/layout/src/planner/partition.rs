@@ -1,8 +1,8 @@
 //! Which units each slot of a group owns.
 //!
 //! **Nominal partition.** With all `t` slots active, `U` units are cut into contiguous ranges in slot order. Every slot gets
-//! `U / t` units and `U mod t` slots one more; the slots with one more start at slot `layer * (U mod t) mod t`, so that they
-//! rotate over the layers and no slot carries every extra unit.
+//! `U / t` units and `U mod t` slots one more. The slots with one more follow on each other from a first one that the caller
+//! rotates over the layers, so that no slot carries every extra unit.
 //!
 //! **Balanced sizes.** At full degree they are the nominal sizes, slot by slot: growth back to the full degree ends
 //! where it began. At a reduced degree `d` every slot owns `U / d` units and any `U mod d` slots one more. Which ones is
@@ -12,29 +12,26 @@
 //! from units to slots, by augmenting paths), so what moves is the lower bound. Among the ways to do so a slot keeps
 //! first what is nominally its own, then what belongs nominally to an inactive slot, last what another active slot
 //! owns nominally: a returning slot is given its own units back.
+//!
+//! **Dealing.** What is left of each inactive slot's nominal units is dealt evenly to the slots with room, each one's share in one
+//! piece: whoever still holds them sends to many receivers, and as an extra slot hands over to many hosts.
 
 use crate::Units;
 use std::collections::VecDeque;
 
-/// A partition at the nominal degree: the set of each slot.
-pub(super) fn nominal(units: u32, slots: u32, layer: u32) -> Vec<Units> {
+/// A partition at the nominal degree: the set of each slot. `first_extra` is the first slot with an extra unit.
+pub(super) fn nominal(units: u32, slots: u32, first_extra: u32) -> Vec<Units> {
     let (size, extras) = (units / slots, units % slots);
-    let shift = rotation(layer, extras, slots);
     let mut start = 0;
     (0..slots)
         .map(|slot| {
-            let extra = u32::from((slot + slots - shift) % slots < extras);
+            let extra = u32::from((slot + slots - first_extra) % slots < extras);
             let end = start + size + extra;
             let set = Units::range(start, end);
             start = end;
             set
         })
         .collect()
-}
-
-/// Where the extra units of a layer begin among `slots`.
-fn rotation(layer: u32, extras: u32, slots: u32) -> u32 {
-    (u64::from(layer) * u64::from(extras) % u64::from(slots)) as u32
 }
 
 /// A balanced partition and how many of its units stay where they are held.
@@ -45,15 +42,16 @@ pub(super) struct Partition {
 }
 
 /// Partitions `units` over the active slots. `held` has one entry per nominal slot: `None` where inactive, otherwise
-/// what the slot's worker holds; held sets may overlap. At least one slot must be active.
-pub(super) fn partition(units: u32, layer: u32, held: &[Option<Units>]) -> Partition {
+/// what the slot's worker holds; held sets may overlap. At least one slot must be active. `first_extra` tells for a
+/// degree which of its slots is the first with an extra unit.
+pub(super) fn partition(units: u32, first_extra: &dyn Fn(u32) -> u32, held: &[Option<Units>]) -> Partition {
     let slots = held.len();
-    let nominal = nominal(units, slots as u32, layer);
+    let nominal = nominal(units, slots as u32, first_extra(slots as u32));
     let active: Vec<usize> = (0..slots).filter(|&slot| held[slot].is_some()).collect();
     let degree = active.len() as u32;
     let all_active = active.len() == slots;
     let (size, extras) = (units / degree, units % degree);
-    let shift = rotation(layer, extras, degree) as usize;
+    let shift = first_extra(degree) as usize;
     let rotated: Vec<usize> = active[shift..].iter().chain(&active[..shift]).copied().collect();
 
     let mut seats = Seats::new(units, slots);
@@ -95,14 +93,10 @@ pub(super) fn partition(units: u32, layer: u32, held: &[Option<Units>]) -> Parti
             seats.seat(unit, slot);
         }
     }
-    let mut unit = 0;
-    for &slot in &active {
-        while seats.load[slot] < seats.room[slot] {
-            if seats.owner[unit as usize].is_none() {
-                seats.seat(unit, slot);
-            }
-            unit += 1;
-        }
+    let mut next = 0;
+    for set in &nominal {
+        let left: Vec<u32> = set.iter().filter(|unit| seats.owner[*unit as usize].is_none()).collect();
+        seats.deal(&left, &active, &mut next);
     }
     Partition { owned: seats.sets(slots), kept }
 }
@@ -158,6 +152,23 @@ impl Seats {
         }
         self.load[slot] += 1;
         self.owner[unit as usize] = Some(slot);
+    }
+
+    /// Gives the units to the slots with room, one each in turn, from the one at `next` on; each slot's in one piece. There must be
+    /// room for all.
+    fn deal(&mut self, units: &[u32], active: &[usize], next: &mut usize) {
+        let mut shares = vec![0; active.len()];
+        for _ in units {
+            while self.load[active[*next]] + shares[*next] == self.room[active[*next]] {
+                *next = (*next + 1) % active.len();
+            }
+            shares[*next] += 1;
+            *next = (*next + 1) % active.len();
+        }
+        let mut units = units.iter();
+        for (&slot, share) in active.iter().zip(shares) {
+            units.by_ref().take(share as usize).for_each(|&unit| self.seat(unit, slot));
+        }
     }
 
     fn take_extra(&mut self, slot: usize) {

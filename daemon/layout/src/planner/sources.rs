@@ -1,117 +1,78 @@
 //! Who sends what to whom.
 //!
-//! Every unit that a slot owns but does not hold comes from a live holder of the newest step: one in the same group if
-//! there is one, else a worker that leaves (it has nothing else to do), else another replica's. Among equals the one
-//! that sends least so far is taken, units without a choice first.
+//! Every unit that a slot owns but does not hold comes from a live holder of the newest step: one in the same domain if there is one,
+//! else a worker that leaves (it has nothing else to do), else another replica's. Among those who are equally near the
+//! load is [spread](super::spread) so that the most loaded sender sends least.
 
-use crate::{
-    Axis, Holding, JobSpec, Place, PlanRequest, ReplicaId, StageId, Step, Transfer, Units, WorkerKey,
-};
-use std::collections::BTreeMap;
+use super::places::Places;
+use super::spread::{Parcel, spread};
+use super::stock::Stock;
+use crate::{Axis, PlanRequest, StageId, Transfer, Units, WorkerKey};
+use std::collections::{BTreeMap, HashMap};
 
 /// Units of one axis that a worker must receive; the replicated parameters where `axis` is `None`.
 pub(super) struct Need<'a> {
-    pub(super) replica: ReplicaId,
+    /// Number of the receiver's group.
+    pub(super) group: usize,
     pub(super) stage: StageId,
     pub(super) axis: Option<Axis>,
-    pub(super) units: Units,
+    pub(super) units: &'a Units,
     pub(super) to: &'a WorkerKey,
 }
 
-/// The workers that hold state at the newest step, in the order of their keys.
-pub(super) struct Holders<'a> {
-    all: Vec<Holder<'a>>,
+/// How far a holder is from a receiver.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Distance {
+    /// In the same group or domain.
+    Near,
+    /// It leaves.
+    Leaving,
+    /// Another replica's.
+    Far,
 }
 
-struct Holder<'a> {
-    worker: &'a WorkerKey,
-    holding: &'a Holding,
-    /// The stage whose layers it holds.
-    stage: StageId,
-    /// The replica it is a member of; `None` for a worker that leaves.
-    replica: Option<ReplicaId>,
-}
-
-impl<'a> Holders<'a> {
-    pub(super) fn new(request: &PlanRequest<'a>) -> Self {
-        let places: BTreeMap<&WorkerKey, &Place> =
-            request.members.iter().map(|(place, worker)| (worker, place)).collect();
-        let holding = request.holdings.iter().filter(|(_, holding)| !holding.is_empty());
-        let newest = holding.clone().map(|(_, holding)| holding.step).max().unwrap_or(Step(0));
-        let all = holding
-            .filter(|(_, holding)| holding.step == newest)
-            .map(|(worker, holding)| Holder {
-                worker,
-                holding,
-                stage: stage_of(request.job, holding),
-                replica: places.get(worker).map(|place| place.replica),
-            })
-            .collect();
-        Self { all }
-    }
-
-    fn find(&self, worker: &WorkerKey, stage: StageId) -> Option<&Holder<'a>> {
-        let at = self.all.binary_search_by(|holder| holder.worker.cmp(worker));
-        at.ok().map(|at| &self.all[at]).filter(|holder| holder.stage == stage)
-    }
-
-    /// Whether the worker holds anything of `stage`, and so the replicated parameters.
-    pub(super) fn has_state(&self, worker: &WorkerKey, stage: StageId) -> bool {
-        self.find(worker, stage).is_some()
-    }
-
-    pub(super) fn held(&self, worker: &WorkerKey, stage: StageId, axis: Axis) -> Units {
-        self.find(worker, stage).map(|holder| holder.holding.of(axis)).unwrap_or_default()
-    }
-}
-
-/// The stage whose layers are held. What holds only vocabulary rows counts as the first stage's.
-fn stage_of(job: &JobSpec, holding: &Holding) -> StageId {
-    let held = holding.units.iter().filter(|(_, units)| !units.is_empty());
-    let layer = held.filter_map(|(axis, _)| axis.layer).next().unwrap_or(0);
-    job.stages().find(|stage| job.stage_layers(*stage).contains(&layer)).unwrap_or_default()
-}
-
-/// One parcel: a unit, or the replicated parameters, for one need.
-struct Parcel<'a> {
-    need: &'a Need<'a>,
-    unit: Option<u32>,
-    /// Indices of the best holders.
-    from: Vec<usize>,
-}
-
-/// Finds a source for everything needed, and what has none. Parcels of one axis between one pair of workers make one transfer.
+/// Finds a source for everything needed, and what has none. What goes between one pair of workers of one axis makes one
+/// transfer.
 pub(super) fn transfers(
-    job: &JobSpec,
-    holders: &Holders<'_>,
+    request: &PlanRequest<'_>,
+    places: &Places<'_>,
+    stock: &Stock<'_>,
     needs: &[Need<'_>],
 ) -> (Vec<Transfer>, BTreeMap<Axis, Units>) {
-    let mut missing: BTreeMap<Axis, Units> = BTreeMap::new();
-    let mut parcels = Vec::new();
+    let job = request.job;
+    if needs.is_empty() {
+        return Default::default();
+    }
+    let mut market = Market::new(request, places, stock);
+    let mut missing: BTreeMap<Axis, Vec<u32>> = BTreeMap::new();
+    // Each parcel with the need it is for and its unit.
+    let (mut parcels, mut contents) = (Vec::new(), Vec::new());
     for need in needs {
-        for (unit, from) in candidates(holders, need) {
-            match (need.axis, unit) {
-                (Some(axis), Some(unit)) if from.is_empty() => missing.entry(axis).or_default().insert(unit),
-                _ => parcels.push(Parcel { need, unit, from }),
+        let Some(axis) = need.axis else {
+            if let Some(able) = market.able_for(need, |_| true) {
+                parcels.push(Parcel { bytes: job.replicated_bytes(need.stage), able });
+                contents.push((need, None));
+            }
+            continue;
+        };
+        let bytes = job.unit_bytes(need.stage, axis.family);
+        for unit in need.units.iter() {
+            match market.able_for(need, |held| held.get(&axis).is_some_and(|units| units.contains(unit))) {
+                Some(able) => {
+                    parcels.push(Parcel { bytes, able });
+                    contents.push((need, Some(unit)));
+                }
+                None => missing.entry(axis).or_default().push(unit),
             }
         }
     }
-    // A stable sort: those without a choice first, otherwise in the order of needs.
-    parcels.sort_by_key(|parcel| parcel.from.len() > 1);
-    let mut sent = vec![0; holders.all.len()];
+    let senders = spread(&parcels, &market.able, stock.holders.len());
     let mut found: BTreeMap<_, (Vec<u32>, u64)> = BTreeMap::new();
-    for parcel in &parcels {
-        let need = parcel.need;
-        let bytes = match need.axis {
-            Some(axis) => job.unit_bytes(need.stage, axis.family),
-            None => job.replicated_bytes(need.stage),
-        };
-        if let Some(&from) = parcel.from.iter().min_by_key(|&&from| sent[from]) {
-            sent[from] += bytes;
-            let (units, total) = found.entry((need.axis, holders.all[from].worker, need.to)).or_default();
-            units.extend(parcel.unit);
-            *total += bytes;
-        }
+    for ((parcel, (need, unit)), sender) in parcels.iter().zip(contents).zip(senders) {
+        let key = (need.axis, stock.holders[sender], need.to);
+        let (units, bytes) = found.entry(key).or_default();
+        units.extend(unit);
+        *bytes += parcel.bytes;
     }
     let transfers = found.into_iter().map(|((axis, from, to), (units, bytes))| Transfer {
         axis,
@@ -120,32 +81,71 @@ pub(super) fn transfers(
         to: to.clone(),
         bytes,
     });
-    (transfers.collect(), missing)
+    let missing = missing.into_iter().map(|(axis, units)| (axis, units.into_iter().collect()));
+    (transfers.collect(), missing.collect())
 }
 
-/// The best holders of each needed unit.
-fn candidates(holders: &Holders<'_>, need: &Need<'_>) -> Vec<(Option<u32>, Vec<usize>)> {
-    let rank = |holder: &Holder<'_>| match holder.replica {
-        Some(replica) if replica == need.replica => 0,
-        None => 1,
-        Some(_) => 2,
-    };
-    let of_stage = || holders.all.iter().enumerate().filter(|(_, holder)| holder.stage == need.stage);
-    let best = |able: Vec<(usize, &Holder<'_>)>| {
-        let least = able.iter().map(|(_, holder)| rank(holder)).min();
-        let best = able.iter().filter(|(_, holder)| Some(rank(holder)) == least);
-        best.map(|(index, _)| *index).collect::<Vec<_>>()
-    };
-    let Some(axis) = need.axis else {
-        return vec![(None, best(of_stage().collect()))];
-    };
-    let holds: Vec<_> = of_stage()
-        .filter_map(|(index, holder)| Some((index, holder, holder.holding.units.get(&axis)?)))
-        .filter(|(_, _, units)| !units.intersection(&need.units).is_empty())
-        .collect();
-    let of_unit = |unit| {
-        let able = holds.iter().filter(|(_, _, units)| units.contains(unit));
-        best(able.map(|(index, holder, _)| (*index, *holder)).collect())
-    };
-    need.units.iter().map(|unit| (Some(unit), of_unit(unit))).collect()
+/// Who can send what.
+struct Market<'a> {
+    request: &'a PlanRequest<'a>,
+    stock: &'a Stock<'a>,
+    /// The groups of those that do not leave, by holder.
+    groups: Vec<Option<usize>>,
+    /// Shards by stage.
+    of_stage: BTreeMap<StageId, Vec<usize>>,
+    /// Lists of the nearest holders.
+    able: Vec<Vec<usize>>,
+    /// Which list is for a receiver's group and the shards that have what it needs.
+    known: HashMap<(usize, Vec<usize>), usize>,
+}
+
+impl<'a> Market<'a> {
+    fn new(request: &'a PlanRequest<'a>, places: &Places<'_>, stock: &'a Stock<'a>) -> Self {
+        let mut of_stage: BTreeMap<StageId, Vec<usize>> = BTreeMap::new();
+        for (index, shard) in stock.shards.iter().enumerate() {
+            of_stage.entry(shard.stage).or_default().push(index);
+        }
+        Self {
+            request,
+            stock,
+            groups: stock.groups(places),
+            of_stage,
+            able: Vec::new(),
+            known: HashMap::new(),
+        }
+    }
+
+    /// The list of the nearest of those whose units are such; `None` when there is nobody.
+    fn able_for(&mut self, need: &Need<'_>, has: impl Fn(&BTreeMap<Axis, Units>) -> bool) -> Option<usize> {
+        let shards = self.of_stage.get(&need.stage)?.iter().copied();
+        let shards: Vec<usize> = shards.filter(|&shard| has(self.stock.shards[shard].units)).collect();
+        if shards.is_empty() {
+            return None;
+        }
+        let key = (need.group, shards);
+        if let Some(&list) = self.known.get(&key) {
+            return Some(list);
+        }
+        let home = self.request.topology.domain_of(&need.to.gpu);
+        let holders = key.1.iter().flat_map(|&shard| &self.stock.shards[shard].holders);
+        let mut at: Vec<(Distance, usize)> =
+            holders.map(|&holder| (self.distance(holder, need.group, home), holder)).collect();
+        at.sort_unstable();
+        let nearest = at.first().map(|(distance, _)| *distance);
+        let list = at.into_iter().take_while(|(distance, _)| Some(*distance) == nearest);
+        self.able.push(list.map(|(_, holder)| holder).collect());
+        self.known.insert(key, self.able.len() - 1);
+        Some(self.able.len() - 1)
+    }
+
+    fn distance(&self, holder: usize, group: usize, home: Option<usize>) -> Distance {
+        let gpu = &self.stock.holders[holder].gpu;
+        let same_domain = || home.is_some() && self.request.topology.domain_of(gpu) == home;
+        match self.groups[holder] {
+            Some(of) if of == group => Distance::Near,
+            Some(_) | None if same_domain() => Distance::Near,
+            None => Distance::Leaving,
+            Some(_) => Distance::Far,
+        }
+    }
 }

@@ -1,55 +1,116 @@
 //! Where the gradients of a stage meet over the replicas.
 //!
-//! The columns are what the active slots of the first most reduced replica own, so nothing travels in it. In every
+//! The columns are what the active slots of a most reduced replica own, so nothing travels in it. In every
 //! other replica the columns are given to slots so that together they own as many bytes of their columns as possible:
-//! an assignment problem, solved exactly.
+//! an assignment problem, solved exactly. Of several most reduced replicas the one is taken with which least travels in all.
 
-use crate::{Group, JobSpec, StageId, SyncAxis, SyncColumns, Units};
+use crate::{Group, JobSpec, Partitions, Slot, StageId, SyncAxis, SyncColumns, Units};
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Of so many different ways to be split each is tried as the columns.
+const TRIED: usize = 16;
 
 pub(super) fn columns(job: &JobSpec, stage: StageId, groups: &[Group]) -> SyncColumns {
     let of_stage: Vec<&Group> = groups.iter().filter(|group| group.stage == stage).collect();
-    let training = of_stage.iter().filter(|group| group.degree() > 0);
+    let ways = Way::of(&of_stage);
+    let least = ways.iter().map(|way| way.slots.len()).min().unwrap_or(0);
+    let reduced = ways.iter().filter(|way| way.slots.len() == least).take(TRIED);
+    let tried = reduced.map(|reference| Choice::new(job, stage, reference, &ways));
     // `min_by_key` gives the first of equals.
-    let Some(reference) = training.min_by_key(|group| group.degree()) else {
+    let Some(choice) = tried.min_by_key(|choice| Reverse(choice.kept)) else {
         return SyncColumns { stage, columns: 0, hosts: vec![Vec::new(); of_stage.len()], axes: Vec::new() };
     };
-    let active = reference.active();
-    let axes: Vec<SyncAxis> = reference
-        .partitions
-        .iter()
-        .map(|(axis, sets)| SyncAxis {
-            axis: *axis,
-            columns: active.iter().map(|slot| sets[slot.0 as usize].clone()).collect(),
-        })
-        .collect();
-    let hosts = of_stage.iter().map(|group| {
-        let slots = group.active();
-        if slots.is_empty() {
-            return Vec::new();
+    let hosts = of_stage.iter().map(|group| choice.hosts.get(&key(group)).cloned().unwrap_or_default());
+    SyncColumns { stage, columns: least as u32, hosts: hosts.collect(), axes: choice.axes }
+}
+
+/// Groups with the same key are split alike.
+fn key(group: &Group) -> *const Partitions {
+    Arc::as_ptr(&group.partitions)
+}
+
+/// One way in which groups of the stage are split.
+struct Way<'a> {
+    group: &'a Group,
+    slots: Vec<Slot>,
+    /// How many groups.
+    count: u64,
+}
+
+impl<'a> Way<'a> {
+    /// The ways of all groups that train, in the order of their first groups.
+    fn of(groups: &[&'a Group]) -> Vec<Self> {
+        let mut ways: Vec<Self> = Vec::new();
+        let mut known = HashMap::new();
+        for &group in groups.iter().filter(|group| !group.partitions.is_empty()) {
+            let way = *known.entry(key(group)).or_insert_with(|| {
+                ways.push(Self { group, slots: group.active(), count: 0 });
+                ways.len() - 1
+            });
+            ways[way].count += 1;
         }
-        let column = |column| slots.iter().map(|slot| overlap(job, group, *slot, &axes, column)).collect();
-        let overlaps: Vec<Vec<i64>> = (0..active.len()).map(column).collect();
-        assign(&overlaps).into_iter().map(|index| slots[index]).collect()
-    });
-    SyncColumns { stage, columns: active.len() as u32, hosts: hosts.collect(), axes }
+        ways
+    }
+}
+
+/// Columns and their hosts.
+struct Choice {
+    axes: Vec<SyncAxis>,
+    hosts: HashMap<*const Partitions, Vec<Slot>>,
+    /// Parameters that do not travel.
+    kept: u64,
+}
+
+impl Choice {
+    fn new(job: &JobSpec, stage: StageId, reference: &Way<'_>, ways: &[Way<'_>]) -> Self {
+        let columns =
+            |sets: &[Units]| reference.slots.iter().map(|slot| sets[slot.0 as usize].clone()).collect();
+        let partitions = reference.group.partitions.iter();
+        let axes: Vec<_> =
+            partitions.map(|(axis, sets)| SyncAxis { axis: *axis, columns: columns(sets) }).collect();
+        let mut choice = Self { axes, hosts: HashMap::new(), kept: 0 };
+        for way in ways {
+            let overlaps: Vec<Vec<u64>> = (0..reference.slots.len())
+                .map(|column| {
+                    let slots = way.slots.iter();
+                    slots.map(|slot| overlap(job, stage, way.group, *slot, &choice.axes, column)).collect()
+                })
+                .collect();
+            let hosts = assign(&overlaps);
+            let kept: u64 = overlaps.iter().zip(&hosts).map(|(overlaps, host)| overlaps[*host]).sum();
+            choice.kept += way.count * kept;
+            choice.hosts.insert(key(way.group), hosts.into_iter().map(|host| way.slots[host]).collect());
+        }
+        choice
+    }
 }
 
 /// Parameters of column `column` that `slot` owns.
-fn overlap(job: &JobSpec, group: &Group, slot: crate::Slot, axes: &[SyncAxis], column: usize) -> i64 {
+fn overlap(
+    job: &JobSpec,
+    stage: StageId,
+    group: &Group,
+    slot: Slot,
+    axes: &[SyncAxis],
+    column: usize,
+) -> u64 {
     let own = axes.iter().map(|axis| {
         let sets = group.partitions.get(&axis.axis);
         let owned = sets.and_then(|sets| sets.get(slot.0 as usize));
-        let both = owned.map_or(0, |owned: &Units| owned.intersection(&axis.columns[column]).len());
-        u64::from(both) * job.unit_params(group.stage, axis.axis.family)
+        let both = owned.map_or(0, |owned| owned.intersection(&axis.columns[column]).len());
+        u64::from(both) * job.unit_params(stage, axis.axis.family)
     });
-    own.sum::<u64>() as i64
+    own.sum()
 }
 
 /// Gives each row a column of its own so that the sum of `gain[row][column]` is the largest. Needs rows <= columns.
 ///
 /// The Hungarian method by shortest augmenting paths, with potentials; O(rows^2 * columns).
-fn assign(gain: &[Vec<i64>]) -> Vec<usize> {
+fn assign(gain: &[Vec<u64>]) -> Vec<usize> {
     let (rows, columns) = (gain.len(), gain.first().map_or(0, Vec::len));
+    let gain = |row: usize, column: usize| gain[row][column] as i64;
     let mut row_price = vec![0; rows];
     let mut column_price = vec![0; columns];
     let mut row_of: Vec<Option<usize>> = vec![None; columns];
@@ -61,7 +122,7 @@ fn assign(gain: &[Vec<i64>]) -> Vec<usize> {
         loop {
             let (mut least, mut nearest) = (i64::MAX, 0);
             for column in (0..columns).filter(|&column| !done[column]) {
-                let cost = -gain[row][column] - row_price[row] - column_price[column];
+                let cost = -gain(row, column) - row_price[row] - column_price[column];
                 if cost < distance[column] {
                     distance[column] = cost;
                     before[column] = reached;
@@ -105,11 +166,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn best(gain: &[Vec<i64>], used: &mut Vec<usize>) -> i64 {
+    fn best(gain: &[Vec<u64>], used: &mut Vec<usize>) -> u64 {
         let Some((row, rest)) = gain.split_first() else {
             return 0;
         };
-        let mut most = i64::MIN;
+        let mut most = 0;
         for (column, gain) in row.iter().enumerate() {
             if !used.contains(&column) {
                 used.push(column);
@@ -124,7 +185,7 @@ mod tests {
         #[test]
         fn assignment_is_optimal(
             gain in (1..=5_usize, 0..=2_usize).prop_flat_map(|(rows, more)| {
-                prop::collection::vec(prop::collection::vec(0..50_i64, rows + more), rows)
+                prop::collection::vec(prop::collection::vec(0..50_u64, rows + more), rows)
             })
         ) {
             let columns = assign(&gain);
@@ -132,7 +193,7 @@ mod tests {
             distinct.sort_unstable();
             distinct.dedup();
             prop_assert_eq!(distinct.len(), gain.len());
-            let sum: i64 = gain.iter().zip(&columns).map(|(row, column)| row[*column]).sum();
+            let sum: u64 = gain.iter().zip(&columns).map(|(row, column)| row[*column]).sum();
             prop_assert_eq!(sum, best(&gain, &mut Vec::new()));
         }
     }

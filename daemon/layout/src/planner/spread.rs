@@ -1,0 +1,272 @@
+//! Which of the able senders sends each parcel, so that the most loaded one sends as little as possible.
+//!
+//! Parcels differ in size and in who can send them: scheduling on unrelated machines, which is NP-hard. The largest parcels go first, each to
+//! the able sender with least; then, as long as it helps, the most loaded sender passes a parcel on along a chain of senders
+//! that each pass on another, found breadth first. For parcels of one size that ends at the best. For a few of many sizes, where
+//! it may not, the best is searched for, up to a fixed number of tries.
+
+use std::cmp::Reverse;
+use std::collections::{HashSet, VecDeque};
+
+/// Something to send.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Parcel {
+    pub(super) bytes: u64,
+    /// Index of the list of those who can send it.
+    pub(super) able: usize,
+}
+
+/// The sender of each parcel. `able` lists senders, numbers below `senders`; no list is empty.
+pub(super) fn spread(parcels: &[Parcel], able: &[Vec<usize>], senders: usize) -> Vec<usize> {
+    let mut loads = Loads { parcels, able, sent: vec![0; senders], of: vec![Vec::new(); senders] };
+    let mut order: Vec<usize> = (0..parcels.len()).collect();
+    order.sort_by_key(|&parcel| {
+        let Parcel { bytes, able: who } = parcels[parcel];
+        (Reverse(bytes), able[who].len(), who)
+    });
+    for &parcel in &order {
+        if let Some(&sender) = able[parcels[parcel].able].iter().min_by_key(|&&sender| loads.sent[sender]) {
+            loads.give(parcel, sender);
+        }
+    }
+    let bound = loads.bound();
+    loads.level(bound);
+    let mut sender_of = vec![0; parcels.len()];
+    for (sender, parcels) in loads.of.iter().enumerate() {
+        parcels.iter().for_each(|&parcel| sender_of[parcel] = sender);
+    }
+    let most = loads.sent.iter().copied().max().unwrap_or(0);
+    if most > bound {
+        order.truncate(SEARCHED + 1);
+        if order.len() <= SEARCHED {
+            let sent = vec![0; senders];
+            Search {
+                parcels,
+                able,
+                order,
+                sent,
+                chosen: sender_of.clone(),
+                most,
+                best: &mut sender_of,
+                tries: TRIES,
+            }
+            .run(0);
+        }
+    }
+    sender_of
+}
+
+/// A chain is given up when it takes more moves than these to find.
+const LOOKED_AT: usize = 10_000;
+/// With more parcels each is a small part of what its sender sends.
+const SEARCHED: usize = 24;
+const TRIES: u32 = 100_000;
+
+/// A search through all choices, those left out that cannot be better than what is known.
+struct Search<'a> {
+    parcels: &'a [Parcel],
+    able: &'a [Vec<usize>],
+    order: Vec<usize>,
+    sent: Vec<u64>,
+    chosen: Vec<usize>,
+    /// What the most loaded sender sends in the best choice so far.
+    most: u64,
+    best: &'a mut Vec<usize>,
+    tries: u32,
+}
+
+impl Search<'_> {
+    /// Tries every sender for the parcel at `depth` of the order.
+    fn run(&mut self, depth: usize) {
+        let Some(&parcel) = self.order.get(depth) else {
+            self.most = self.sent.iter().copied().max().unwrap_or(0);
+            self.best.clone_from(&self.chosen);
+            return;
+        };
+        let Parcel { bytes, able } = self.parcels[parcel];
+        // Parcels of one kind are alike: their senders in ascending order are choice enough.
+        let before = depth.checked_sub(1).map(|before| self.order[before]);
+        let alike = before.filter(|&before| {
+            let Parcel { bytes: other, able: who } = self.parcels[before];
+            (other, who) == (bytes, able)
+        });
+        let least = alike.map_or(0, |before| self.chosen[before]);
+        let able = &self.able[able];
+        for &sender in able.iter().filter(|&&sender| sender >= least) {
+            if self.tries > 0 && self.sent[sender] + bytes < self.most {
+                self.tries -= 1;
+                self.sent[sender] += bytes;
+                self.chosen[parcel] = sender;
+                self.run(depth + 1);
+                self.sent[sender] -= bytes;
+            }
+        }
+    }
+}
+
+struct Loads<'a> {
+    parcels: &'a [Parcel],
+    able: &'a [Vec<usize>],
+    /// Bytes by sender.
+    sent: Vec<u64>,
+    /// Parcels by sender.
+    of: Vec<Vec<usize>>,
+}
+
+/// A parcel that goes to another sender.
+#[derive(Clone, Copy)]
+struct Move {
+    parcel: usize,
+    to: usize,
+    /// The move before it in the chain: `to` of that one passes `parcel` on.
+    after: Option<usize>,
+}
+
+impl Loads<'_> {
+    fn give(&mut self, parcel: usize, sender: usize) {
+        self.sent[sender] += self.parcels[parcel].bytes;
+        self.of[sender].push(parcel);
+    }
+
+    /// What the most loaded sender sends at least, whatever is chosen: an equal share, and, as of any `k * senders + 1`
+    /// parcels some sender has `k + 1`, the smallest `k + 1` of the largest so many.
+    fn bound(&self) -> u64 {
+        let lists: HashSet<usize> = self.parcels.iter().map(|parcel| parcel.able).collect();
+        let senders: HashSet<usize> = lists.iter().flat_map(|&list| &self.able[list]).copied().collect();
+        let senders = senders.len().max(1);
+        let share = self.sent.iter().sum::<u64>().div_ceil(senders as u64);
+        let mut bytes: Vec<u64> = self.parcels.iter().map(|parcel| parcel.bytes).collect();
+        bytes.sort_unstable_by_key(|bytes| Reverse(*bytes));
+        let crowded =
+            (0..).map_while(|k| bytes.get(k * senders - k..=k * senders)?.iter().sum::<u64>().into());
+        crowded.max().unwrap_or(0).max(share)
+    }
+
+    /// Relieves the most loaded sender until it is at the bound, or nothing helps.
+    fn level(&mut self, bound: u64) {
+        while let Some((worst, &most)) = self.sent.iter().enumerate().max_by_key(|(_, sent)| **sent)
+            && most > bound
+            && self.relieve(worst)
+        {}
+    }
+
+    /// Finds a chain of moves that leaves every sender on it below what `worst` sends now, and makes them.
+    fn relieve(&mut self, worst: usize) -> bool {
+        let most = self.sent[worst];
+        let mut seen = HashSet::new();
+        let mut moves: Vec<Move> = Vec::new();
+        let mut queue = VecDeque::new();
+        self.pass_on(worst, 0, None, &mut seen, &mut moves, &mut queue);
+        while moves.len() < LOOKED_AT
+            && let Some(last) = queue.pop_front()
+        {
+            let Move { parcel, to, .. } = moves[last];
+            let bytes = self.parcels[parcel].bytes;
+            if to != worst && self.sent[to] + bytes < most {
+                self.make(&moves, last, worst);
+                return true;
+            }
+            if to == worst {
+                let first =
+                    self.chain(&moves, last).last().map_or(0, |first| self.parcels[first.parcel].bytes);
+                if bytes < first {
+                    self.make(&moves, last, worst);
+                    return true;
+                }
+            } else if self.chain(&moves, last).skip(1).all(|earlier| earlier.to != to) {
+                let excess = self.sent[to] + bytes - most;
+                self.pass_on(to, excess, Some(last), &mut seen, &mut moves, &mut queue);
+            }
+        }
+        false
+    }
+
+    /// Queues every move of a parcel of `from` that is larger than `excess`, one of each kind.
+    fn pass_on(
+        &self,
+        from: usize,
+        excess: u64,
+        after: Option<usize>,
+        seen: &mut HashSet<(usize, usize)>,
+        moves: &mut Vec<Move>,
+        queue: &mut VecDeque<usize>,
+    ) {
+        let mut kinds = HashSet::new();
+        for &parcel in &self.of[from] {
+            let Parcel { bytes, able } = self.parcels[parcel];
+            if bytes <= excess || !kinds.insert((bytes, able)) {
+                continue;
+            }
+            for &to in &self.able[able] {
+                if to != from && seen.insert((to, parcel)) {
+                    moves.push(Move { parcel, to, after });
+                    queue.push_back(moves.len() - 1);
+                }
+            }
+        }
+    }
+
+    /// The moves of a chain from the last to the first.
+    fn chain<'m>(&self, moves: &'m [Move], last: usize) -> impl Iterator<Item = &'m Move> + use<'m> {
+        std::iter::successors(Some(&moves[last]), |step| step.after.map(|at| &moves[at]))
+    }
+
+    fn make(&mut self, moves: &[Move], last: usize, first_from: usize) {
+        let chain: Vec<Move> = self.chain(moves, last).copied().collect();
+        for (at, step) in chain.iter().enumerate() {
+            let from = chain.get(at + 1).map_or(first_from, |before| before.to);
+            self.of[from].retain(|parcel| *parcel != step.parcel);
+            self.sent[from] -= self.parcels[step.parcel].bytes;
+        }
+        for step in chain {
+            self.give(step.parcel, step.to);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn most(parcels: &[Parcel], sender_of: &[usize], senders: usize) -> u64 {
+        let mut sent = vec![0; senders];
+        parcels.iter().zip(sender_of).for_each(|(parcel, sender)| sent[*sender] += parcel.bytes);
+        sent.into_iter().max().unwrap_or(0)
+    }
+
+    /// The least that the most loaded sender can send, over every choice.
+    fn best(parcels: &[Parcel], able: &[Vec<usize>], sent: &mut [u64]) -> u64 {
+        let Some((parcel, rest)) = parcels.split_first() else {
+            return sent.iter().copied().max().unwrap_or(0);
+        };
+        let with = |&sender: &usize| {
+            sent[sender] += parcel.bytes;
+            let best = best(rest, able, sent);
+            sent[sender] -= parcel.bytes;
+            best
+        };
+        able[parcel.able].iter().map(with).min().unwrap()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(3000))]
+        #[test]
+        fn within_a_tenth_of_the_best(
+            (able, parcels) in prop::collection::vec(prop::collection::btree_set(0..4_usize, 1..=4), 1..4)
+                .prop_flat_map(|able| {
+                    let bytes = prop::sample::select(vec![3_u64, 8, 10, 21]);
+                    let parcel = (bytes, 0..able.len()).prop_map(|(bytes, able)| Parcel { bytes, able });
+                    (Just(able), prop::collection::vec(parcel, 1..9))
+                })
+        ) {
+            let able: Vec<Vec<usize>> = able.into_iter().map(|set| set.into_iter().collect()).collect();
+            let senders = spread(&parcels, &able, 4);
+            for (parcel, sender) in parcels.iter().zip(&senders) {
+                prop_assert!(able[parcel.able].contains(sender));
+            }
+            let (found, best) = (most(&parcels, &senders, 4), best(&parcels, &able, &mut [0; 4]));
+            prop_assert!(found * 10 <= best * 11, "{found} of {best}");
+        }
+    }
+}
