@@ -1,11 +1,11 @@
 //! How many samples of a step each replica takes.
 //!
-//! **Parts.** Samples are shared out in whole micro-batches; where `global` is not a multiple of `micro`, the rest is one short
-//! micro-batch. A job without a whole micro-batch for each of its replicas shares out single samples.
+//! **Parts.** Samples are shared out in whole micro-batches; where `global` is not a multiple of `micro`, the rest
+//! is one short micro-batch. A job without a whole micro-batch for each of its replicas shares out single samples.
 //!
-//! **Time.** A pipeline of `stages` that are alike is full after `stages - 1` micro-batches, so a share of `s` samples takes
-//! `(s + (stages - 1) * min(s, micro)) * t`, where `t` is the time of a sample at the slowest stage: for `m` whole
-//! micro-batches `(m + stages - 1) * micro * t`. `t` is 0 for a replica that does not train.
+//! **Time.** A pipeline of `stages` that are alike is full after `stages - 1` micro-batches, so a share of `s`
+//! samples takes `(s + (stages - 1) * min(s, micro)) * t`, where `t` is the time of a sample at the slowest stage:
+//! for `m` whole micro-batches `(m + stages - 1) * micro * t`. `t` is 0 for a replica that does not train.
 
 use crate::JobSpec;
 use std::cmp::Reverse;
@@ -43,8 +43,8 @@ impl Apportionment {
     /// done as early as possible; ties to lower numbers.
     ///
     /// Each whole part goes to the replica that would be done with it first, then so does the short one. Parts are
-    /// alike, so this is the best there is if everybody gets a whole part. Otherwise one replica has the short part alone, and that is the
-    /// slowest: what it could do, every other can.
+    /// alike, so this is the best there is if everybody gets a whole part. Otherwise one replica has the short part
+    /// alone, and that is the slowest: what it could do, every other can.
     pub(crate) fn all_samples(&self, times: &[f64]) -> Vec<u32> {
         let training: Vec<usize> = (0..times.len()).filter(|&replica| times[replica] > 0.0).collect();
         let (parts, short) = (self.global / self.part, self.global % self.part);
@@ -69,8 +69,8 @@ impl Apportionment {
         shares
     }
 
-    /// Each replica takes as many whole parts as it can do in the time of the nominal step, at least one, but never more than
-    /// its nominal share. `nominal` is the time of a sample where nothing is lost.
+    /// Each replica takes as many whole parts as it can do in the time of the nominal step, at least one, but never
+    /// more than its nominal share. `nominal` is the time of a sample where nothing is lost.
     pub(crate) fn in_nominal_time(&self, times: &[f64], nominal: f64) -> Vec<u32> {
         let full = vec![nominal; times.len()];
         let shares = self.all_samples(&full);
@@ -117,8 +117,9 @@ impl Apportionment {
         shares
     }
 
-    /// Parts that each replica gets in any case, so that they need not be dealt one by one. Could whole micro-batches be divided at
-    /// will, those who get more than the one that all get would be done together; what a replica is done with before that is its own.
+    /// Parts that each replica gets in any case, so that they need not be dealt one by one. Could whole
+    /// micro-batches be divided at will, those who get more than the one that all get would be done together; what
+    /// a replica is done with before that is its own.
     fn sure_parts(&self, parts: u32, times: &[f64], replicas: &[usize]) -> Vec<u32> {
         let mut sure = vec![1; replicas.len()];
         let fill = f64::from(self.stages - 1);

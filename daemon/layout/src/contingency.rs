@@ -1,9 +1,9 @@
 //! Which losses the job would survive without a checkpoint: all sets of one or two GPUs, nodes or domains.
 //!
-//! A set is unrecoverable exactly if it holds every owner of some unit, since an owner is all that is left of a unit once the new layout is
-//! committed. So only units with at most `k` distinct holders matter, and what they tell is found from
-//! the layout's structure, not by trying sets: per stage and partition the holders of each slot over all replicas that are split alike, counted no further than
-//! `k + 1`; then the slots that own a unit.
+//! A set is unrecoverable exactly if it holds every owner of some unit, since an owner is all that is left of a
+//! unit once the new layout is committed. So only units with at most `k` distinct holders matter, and what they
+//! tell is found from the layout's structure, not by trying sets: per stage and partition the holders of each slot
+//! over all replicas that are split alike, counted no further than `k + 1`; then the slots that own a unit.
 
 mod fatal;
 mod sites;
@@ -28,8 +28,8 @@ pub struct Exposure {
     pub sets: u64,
     /// How many of them take the last holder of some unit along.
     pub unrecoverable: u64,
-    /// The first few of these: a GPU by its place, such as `0.0.1`, nodes and domains by their names. In the order of the places that
-    /// they hold, within a set and of the sets.
+    /// The first few of these: a GPU by its place, such as `0.0.1`, nodes and domains by their names. In the order
+    /// of the places that they hold, within a set and of the sets.
     pub examples: Vec<Vec<String>>,
 }
 

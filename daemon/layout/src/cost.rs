@@ -1,9 +1,9 @@
 //! What a layout will cost: the time of a step and the throughput, against the nominal layout.
 //!
-//! A sample at a stage takes as long as its slots wait for each other: attention and FFN of every layer, and the vocabulary, each wait for
-//! the slot that owns most of them. So it is the sum over axes of the largest number of units of a slot times the parameters of a
-//! unit, over the performance of the slots' power. The slowest stage sets the pace of a replica, and the slowest replica that of
-//! the step ([`crate::batch`]).
+//! A sample at a stage takes as long as its slots wait for each other: attention and FFN of every layer, and the
+//! vocabulary, each wait for the slot that owns most of them. So it is the sum over axes of the largest number of
+//! units of a slot times the parameters of a unit, over the performance of the slots' power. The slowest stage sets
+//! the pace of a replica, and the slowest replica that of the step ([`crate::batch`]).
 
 use crate::batch::Apportionment;
 use crate::job::{BatchPolicy, ModelSpec};
@@ -57,7 +57,8 @@ fn group_works(job: &JobSpec, groups: &[Group]) -> Vec<u64> {
     groups.iter().map(|group| *known.entry(key(group)).or_insert_with(|| of(group))).collect()
 }
 
-/// The batch of each replica, and how fast the groups will train with it. The groups are those of a whole layout, in its order.
+/// The batch of each replica, and how fast the groups will train with it. The groups are those of a whole layout,
+/// in its order.
 pub(crate) fn predict(job: &JobSpec, topology: &Topology, groups: &[Group]) -> (Vec<u32>, Predicted) {
     let stages = job.parallel.pipeline as usize;
     let nominal = job.stages().map(|stage| nominal_work(job, stage)).max().unwrap_or(0) as f64;

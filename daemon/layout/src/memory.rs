@@ -1,13 +1,14 @@
 //! What a slot keeps in the memory of its GPU.
 //!
-//! With `e` bytes a value (4, or 8 in f64), `n = micro * seq_len` tokens in a micro-batch and, of the stage, `L` layers:
+//! With `e` bytes a value (4, or 8 in f64), `n = micro * seq_len` tokens in a micro-batch and, of the stage, `L`
+//! layers:
 //!
-//! **State**, a parameter of an owned unit or a replicated one: weight, gradient and both moments, `4 e`; in bf16 18 bytes: weight 2, its f32
-//! master, gradient and moments 16.
+//! **State**, a parameter of an owned unit or a replicated one: weight, gradient and both moments, `4 e`; in bf16
+//! 18 bytes: weight 2, its f32 master, gradient and moments 16.
 //!
-//! **Activations** of one micro-batch, in values, as the worker's model keeps them from forward to backward. A slot's widths are those of its
-//! units: `a` its query heads, `q` the width of their results, `p` that of queries, keys and values, `f` FFN columns, `v` vocabulary
-//! rows.
+//! **Activations** of one micro-batch, in values, as the worker's model keeps them from forward to backward. A
+//! slot's widths are those of its units: `a` its query heads, `q` the width of their results, `p` that of queries,
+//! keys and values, `f` FFN columns, `v` vocabulary rows.
 //!
 //! | what | values |
 //! |---|---|
@@ -16,11 +17,13 @@
 //! | attention of a layer: queries, keys, values; results; weights | `n p + n q + a micro seq_len^2` |
 //! | FFN of a layer: gate and up; their product | `3 n f` |
 //! | last stage: exponentials; largest, sum and target a token; row of the target (16 bytes) | `n v + 3 n` |
-//! | gradients: of the stream and of a norm; of the widest and second widest intermediates; of weights | `2 n hidden + n max(p, 2 f) + n max(q, f) + min(64, seq_len) seq_len` |
+//! | gradients of the stream and of a norm | `2 n hidden` |
+//! | of the wider and the narrower intermediates of a block | `n max(p, 2 f) + n max(q, f)` |
+//! | of attention weights, some rows at a time | `min(64, seq_len) seq_len` |
 //! | rotary angles | `seq_len head_dim` |
 //!
-//! and 4 bytes for each token of the text. Not counted: what communicators and libraries keep for themselves, and the shard that a
-//! worker holds beside its new one while slices move.
+//! and 4 bytes for each token of the text. Not counted: what communicators and libraries keep for themselves, and
+//! the shard that a worker holds beside its new one while slices move.
 
 use crate::job::{Dtype, ModelSpec};
 use crate::{Axis, Group, JobSpec, Partitions, Place, PlanError, Slot, StageId, Topology, Units};
@@ -32,7 +35,8 @@ const QUERY_BLOCK: u32 = 64;
 /// Bytes for the row of a target, which may be on another GPU.
 const TARGET_ROW: u128 = 16;
 
-/// Bytes that an active slot of the group keeps; 0 for an inactive one. `u64::MAX` stands for all that cannot be counted.
+/// Bytes that an active slot of the group keeps; 0 for an inactive one. `u64::MAX` stands for all that cannot be
+/// counted.
 pub fn slot_bytes(job: &JobSpec, group: &Group, slot: Slot) -> u64 {
     if !matches!(group.slots.get(slot.0 as usize), Some(Some(_))) {
         return 0;

@@ -1,12 +1,13 @@
 //! More power for the GPUs of reduced groups, within what their domains may draw.
 //!
-//! **Model** (arXiv 2504.06095): performance per watt falls by 2.8% at 1.1 times the nominal power and by 6.5% at 1.2 times, in straight
-//! lines from 1.0 through these points and on. Performance is power times that: 1.069 and 1.122 there.
+//! **Model** (arXiv 2504.06095): performance per watt falls by 2.8% at 1.1 times the nominal power and by 6.5% at
+//! 1.2 times, in straight lines from 1.0 through these points and on. Performance is power times that: 1.069 and
+//! 1.122 there.
 //!
-//! **Targets.** All slots of a group get the same power: the least that brings its time of a sample to that of the slowest nominal stage,
-//! or, where another group holds its replica back, to that group's. Where a domain cannot feed all its groups they end at the same
-//! relative time, the lowest that it can. Only slots that train draw on the budget, the nominal power each: what lost and idle GPUs leave is for
-//! the others.
+//! **Targets.** All slots of a group get the same power: the least that brings its time of a sample to that of the
+//! slowest nominal stage, or, where another group holds its replica back, to that group's. Where a domain cannot
+//! feed all its groups they end at the same relative time, the lowest that it can. Only slots that train draw on
+//! the budget, the nominal power each: what lost and idle GPUs leave is for the others.
 
 use crate::topology::Domain;
 use crate::{Group, Topology};
@@ -56,17 +57,8 @@ impl Target {
     }
 }
 
-/// What groups draw from.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Source {
-    /// The domain at this index of the topology.
-    Domain(usize),
-    /// A domain of its own: it is not known where the group is.
-    Own(usize),
-}
-
-/// Targets of all groups. `times` are those of a sample at the nominal power, 0 for a group that does not train; `nominal` is that
-/// of the slowest stage where nothing is lost; groups stand `stages` to a replica.
+/// Targets of all groups. `times` are those of a sample at the nominal power, 0 for a group that does not train;
+/// `nominal` is that of the slowest stage where nothing is lost; groups stand `stages` to a replica.
 pub(crate) fn targets(
     topology: &Topology,
     groups: &[Group],
@@ -75,50 +67,29 @@ pub(crate) fn targets(
     nominal: f64,
 ) -> Vec<Target> {
     let mut targets: Vec<Target> = times.iter().copied().map(Target::nominal).collect();
-    let limit = topology.power_limit;
-    let within_limit = performance(limit);
     // What each replica can reach at best.
-    let goals: Vec<f64> = times
-        .chunks(stages)
-        .map(|times| times.iter().map(|time| time / within_limit).fold(nominal, f64::max))
-        .collect();
-    let slow: Vec<usize> = (0..groups.len()).filter(|&group| times[group] > goals[group / stages]).collect();
-    if slow.is_empty() {
-        return targets;
-    }
-    let drawn = drawn(topology, groups);
-    let mut fed: BTreeMap<Source, Vec<usize>> = BTreeMap::new();
-    for &group in &slow {
-        if let Some(source) = source(topology, groups, group) {
-            fed.entry(source).or_default().push(group);
-        }
-    }
-    for (source, fed) in fed {
-        let left = match source {
-            Source::Domain(domain) => budget(&topology.domains()[domain]) - f64::from(drawn[domain]),
-            Source::Own(group) => f64::from(groups[group].slots.len() as u32 - groups[group].degree()),
-        };
-        if left < LEAST {
-            continue;
-        }
-        let need = |group: usize, level: f64| power_for(times[group] / (goals[group / stages] * level));
+    let most = performance(topology.power_limit);
+    let goal = |times: &[f64]| times.iter().map(|time| time / most).fold(nominal, f64::max);
+    let goals: Vec<f64> = times.chunks(stages).map(goal).collect();
+    let over = |group: usize| times[group] / goals[group / stages];
+    let slow: Vec<usize> = (0..groups.len()).filter(|&group| over(group) > 1.0).collect();
+
+    for (left, fed) in supplies(topology, groups, &slow) {
+        let power = |group: usize, level: f64| power_for(over(group) / level);
         let more = |level: f64| {
-            let of = |&group: &usize| f64::from(groups[group].degree()) * (need(group, level) - 1.0);
+            let of = |&group: &usize| f64::from(groups[group].degree()) * (power(group, level) - 1.0);
             fed.iter().map(of).sum::<f64>()
         };
-        let level = lowest(
-            1.0,
-            fed.iter().map(|&group| times[group] / goals[group / stages]).fold(1.0, f64::max),
-            |level| more(level) <= left,
-        );
+        let slowest = fed.iter().map(|&group| over(group)).fold(1.0, f64::max);
+        let level = lowest(1.0, slowest, |level| more(level) <= left);
         for &group in &fed {
             let time = times[group].min(goals[group / stages] * level);
-            targets[group] = Target { power: need(group, level).min(limit), time };
+            targets[group] = Target { power: power(group, level).min(topology.power_limit), time };
         }
     }
-    for (replica, targets) in targets.chunks_mut(stages).enumerate() {
+    for (targets, times) in targets.chunks_mut(stages).zip(times.chunks(stages)) {
         let pace = targets.iter().map(|target| target.time).fold(0.0, f64::max);
-        for (target, time) in targets.iter_mut().zip(&times[replica * stages..]) {
+        for (target, time) in targets.iter_mut().zip(times) {
             if target.power > 1.0 && target.time < pace {
                 *target = Target { power: power_for(time / pace), time: time.min(pace) };
             }
@@ -139,29 +110,44 @@ fn lowest(mut low: f64, mut high: f64, can: impl Fn(f64) -> bool) -> f64 {
     high
 }
 
+/// What is left to draw in each domain that has some of these groups, and which they are. A group that is nobody
+/// knows where is a domain of its own with the budget of its nominal slots; one whose members are not together gets
+/// nothing, since no one domain could answer for it.
+fn supplies(topology: &Topology, groups: &[Group], slow: &[usize]) -> Vec<(f64, Vec<usize>)> {
+    if slow.is_empty() {
+        return Vec::new();
+    }
+    let mut supplies = Vec::new();
+    let mut known: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for &group in slow {
+        let members = groups[group].slots.iter().flatten();
+        let mut domains = members.map(|member| topology.domain_of(&member.worker.gpu));
+        let first = domains.next().flatten();
+        if domains.all(|domain| domain == first) {
+            match first {
+                Some(domain) => known.entry(domain).or_default().push(group),
+                None => {
+                    let idle = groups[group].slots.iter().filter(|slot| slot.is_none()).count();
+                    supplies.push((idle as f64, vec![group]));
+                }
+            }
+        }
+    }
+    let mut drawn = vec![0.0; topology.domains().len()];
+    for member in groups.iter().flat_map(|group| group.slots.iter().flatten()) {
+        if let Some(domain) = topology.domain_of(&member.worker.gpu) {
+            drawn[domain] += 1.0;
+        }
+    }
+    let of = |(domain, fed)| (budget(&topology.domains()[domain]) - drawn[domain], fed);
+    supplies.extend(known.into_iter().map(of));
+    supplies.retain(|(left, _)| *left >= LEAST);
+    supplies
+}
+
 /// What the domain's GPUs may draw together, in nominal GPU powers.
 fn budget(domain: &Domain) -> f64 {
     domain.power_budget.unwrap_or_else(|| domain.gpus().count() as f64)
-}
-
-/// Slots that train, by domain.
-fn drawn(topology: &Topology, groups: &[Group]) -> Vec<u32> {
-    let mut drawn = vec![0; topology.domains().len()];
-    for member in groups.iter().flat_map(|group| group.slots.iter().flatten()) {
-        if let Some(domain) = topology.domain_of(&member.worker.gpu) {
-            drawn[domain] += 1;
-        }
-    }
-    drawn
-}
-
-/// Where the group's power comes from; `None` where its members are not together, so that no one domain can answer for them.
-fn source(topology: &Topology, groups: &[Group], group: usize) -> Option<Source> {
-    let mut domains =
-        groups[group].slots.iter().flatten().map(|member| topology.domain_of(&member.worker.gpu));
-    let first = domains.next()?;
-    let together = domains.all(|domain| domain == first);
-    together.then(|| first.map_or(Source::Own(group), Source::Domain))
 }
 
 #[cfg(test)]

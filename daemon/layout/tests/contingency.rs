@@ -1,4 +1,5 @@
 //! Contingency against the planner itself: every set of losses is planned, and some unit has no live holder or not.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
 

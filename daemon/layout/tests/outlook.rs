@@ -1,4 +1,5 @@
 //! What a plan says of its cost: step time, throughput, power and memory.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
 
