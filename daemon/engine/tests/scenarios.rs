@@ -222,6 +222,21 @@ fn too_few_is_a_wait_that_ends_by_itself() {
 }
 
 #[test]
+fn slots_that_do_not_fit_are_a_wait_that_shows_the_figures_and_ends_by_itself() {
+    let mut world = running(2);
+    let nominal = world.store[&job_name()].layout.clone().expect("a layout");
+    let needs = [Slot(0), Slot(1)].map(|slot| memory::slot_bytes(&spec(2, 1), &nominal.groups[0], slot));
+    world.gpu_memory = needs.into_iter().max();
+    // Alone its neighbour would hold twice as much.
+    world.kill(&gpu(1, 1));
+    world.run_until_phase(Phase::Waiting);
+    let text = world.view().explanation;
+    assert!(text.contains("the slot at 1.0.0 would need") && text.contains("goes on by itself"), "{text}");
+    run_until_degrees(&mut world, &[2, 2]);
+    assert_no_gap(&world);
+}
+
+#[test]
 fn a_second_job_waits_for_free_gpus_and_a_name_is_used_once() {
     let mut world = running(2);
     let refused = world.state.refuse_submit(&spec(2, 5));

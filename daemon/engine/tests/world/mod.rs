@@ -102,6 +102,8 @@ pub struct World {
     pub crash_after: Option<usize>,
     /// Every worker finds other replicated parameters.
     pub lie_about_digests: bool,
+    /// Bytes of memory that plans may count on.
+    pub gpu_memory: Option<u64>,
 }
 
 /// Short, so that stories end soon.
@@ -190,6 +192,7 @@ impl World {
             trace: Vec::new(),
             crash_after: None,
             lie_about_digests: false,
+            gpu_memory: None,
         };
         for n in 0..2 {
             let gpus = (0..tensor).map(|index| GpuReport {
@@ -288,7 +291,7 @@ impl World {
                 return;
             }
             Command::Plan { job, epoch, spec, members, holdings, fresh } => {
-                let (topology, epoch, fresh) = (&Topology::default(), *epoch, *fresh);
+                let (topology, epoch, fresh) = (&Topology::new(Vec::new(), self.gpu_memory), *epoch, *fresh);
                 let result = plan(&PlanRequest { job: spec, topology, epoch, members, holdings, fresh });
                 let event = Event::Planned { job: job.clone(), epoch, result };
                 let wait = self.some_delay();
