@@ -59,8 +59,12 @@ impl JobSpec {
         }
         let (first, last) = (layers.start, layers.end - 1);
         Err(match axis.layer {
-            Some(_) => format!("{axis} is not an axis of stage {stage}: allowed are layers {first} to {last}"),
-            None => format!("stage {stage} has no vocab: allowed are attn and ffn of layers {first} to {last}"),
+            Some(_) => {
+                format!("{axis} is not an axis of stage {stage}: allowed are layers {first} to {last}")
+            }
+            None => {
+                format!("stage {stage} has no vocab: allowed are attn and ffn of layers {first} to {last}")
+            }
         })
     }
 
@@ -74,7 +78,9 @@ impl JobSpec {
                 ));
             }
             if start < before {
-                return Err(format!("[{start}, {end}] begins before {before}: intervals ascend and do not overlap"));
+                return Err(format!(
+                    "[{start}, {end}] begins before {before}: intervals ascend and do not overlap"
+                ));
             }
             before = end;
         }
@@ -147,7 +153,13 @@ impl<'de> Visitor<'de> for FileVisitor<'_> {
                             ));
                         }
                     }
-                    "groups" => seats = Some(map.next_value_seed(Groups { job, shared: &mut shared, holdings: &mut holdings })?),
+                    "groups" => {
+                        seats = Some(map.next_value_seed(Groups {
+                            job,
+                            shared: &mut shared,
+                            holdings: &mut holdings,
+                        })?)
+                    }
                     _ => {
                         map.next_value::<IgnoredAny>()?;
                     }
@@ -168,7 +180,8 @@ impl<'de> Visitor<'de> for FileVisitor<'_> {
         if plan_keys.is_empty() {
             return Ok(HoldingsFile { holdings, seats: None });
         }
-        let both = named.first().map(|place| format!("{place} stands beside the keys of a plan: write one form"));
+        let both =
+            named.first().map(|place| format!("{place} stands beside the keys of a plan: write one form"));
         let missing = ["version", "recoverable", "groups"].into_iter().find(|key| !plan_keys.contains(key));
         let missing = missing.map(|key| format!("missing key `{key}` of a plan"));
         match both.or(missing) {
@@ -245,7 +258,8 @@ impl<'de> Visitor<'de> for OfAxes<'_> {
         while let Some(key) = map.next_key::<String>()? {
             let axis: Axis = key.parse().map_err(|bad| wrong(format!("{bad}")))?;
             self.job.expect_axis(self.place.stage, axis).map_err(wrong)?;
-            let intervals: Vec<(u32, u32)> = map.next_value()?;
+            let intervals: Vec<(u32, u32)> =
+                map.next_value().map_err(|error| wrong(format!("{axis}: {error}")))?;
             let units = self.job.expect_units(axis.family, &intervals);
             let units = units.map_err(|problem| wrong(format!("{axis}: {problem}")))?;
             if held.insert(axis, units).is_some() {
@@ -343,14 +357,20 @@ impl PlannedGroup {
         let place = Place { replica: self.replica, stage: self.stage, slot: Slot(0) };
         job.expect_place(place).map_err(wrong)?;
         if self.slots.len() != tensor || self.slots.iter().zip(0..).any(|(slot, at)| slot.slot != Slot(at)) {
-            return Err(wrong(format!("slots are not those of the job: allowed are 0 to {} in order", tensor - 1)));
+            return Err(wrong(format!(
+                "slots are not those of the job: allowed are 0 to {} in order",
+                tensor - 1
+            )));
         }
         let mut owned = vec![BTreeMap::new(); tensor];
         let mut seen = BTreeSet::new();
         for partition in &self.partitions {
             if partition.owned.len() != tensor {
                 let lists = partition.owned.len();
-                return Err(wrong(format!("{} has {lists} lists: allowed is one a slot, {tensor}", partition.family)));
+                return Err(wrong(format!(
+                    "{} has {lists} lists: allowed is one a slot, {tensor}",
+                    partition.family
+                )));
             }
             for axis in partition.axes(job, self.stage).map_err(wrong)? {
                 if !seen.insert(axis) {
@@ -388,9 +408,14 @@ impl PlannedPartition {
             (Family::Attn | Family::Ffn, Some(layers)) => layers,
         };
         if start >= end {
-            return Err(format!("{} layers [{start}, {end}]: allowed are [start, end] with start < end", self.family));
+            return Err(format!(
+                "{} layers [{start}, {end}]: allowed are [start, end] with start < end",
+                self.family
+            ));
         }
         // The first that is not of the stage ends the check, however long the range is.
-        (start..end).map(|layer| job.expect_axis(stage, axis(Some(layer))).map(|()| axis(Some(layer)))).collect()
+        (start..end)
+            .map(|layer| job.expect_axis(stage, axis(Some(layer))).map(|()| axis(Some(layer))))
+            .collect()
     }
 }

@@ -80,11 +80,6 @@ impl<'a> Answer<'a> {
         self.before.seats.get(place) == self.seating.seats.get(place)
     }
 
-    /// Whether the place trains, as far as its GPU goes.
-    pub(crate) fn is_active(&self, place: Place) -> bool {
-        !self.seating.inactive.contains(&place)
-    }
-
     /// The most bytes that one GPU sends, and that one receives.
     pub(crate) fn busiest(&self) -> (u64, u64) {
         let most = |end: fn(&Transfer) -> &WorkerKey| {
@@ -152,5 +147,13 @@ fn nobody(job: &JobSpec) -> Plan {
     };
     let predicted =
         Predicted { step_time_ratio: f64::INFINITY, throughput_ratio: 0.0, power: BTreeMap::new() };
-    Plan { layout, transfers: Vec::new(), fresh: false, bytes_moved: 0, bytes_lower_bound: 0, predicted }
+    Plan {
+        layout,
+        transfers: Vec::new(),
+        fresh: false,
+        bytes_moved: 0,
+        bytes_lower_bound: 0,
+        bytes_to_balance: 0,
+        predicted,
+    }
 }

@@ -4,7 +4,7 @@ use super::{MOST_PAIRS, count};
 use crate::output::bytes_text;
 use crate::plan::answer::Answer;
 use crate::table::Table;
-use reknit_layout::{Family, Place, Transfer, Units, WorkerKey};
+use reknit_layout::{Family, Place, Transfer, WorkerKey};
 use std::collections::BTreeMap;
 
 pub(super) fn lines(answer: &Answer<'_>) -> Vec<String> {
@@ -77,27 +77,9 @@ fn total(answer: &Answer<'_>) -> String {
     } else {
         text += "; no balanced layout moves less";
     }
-    let shed = shed(answer);
-    if shed > 0 {
-        text += &format!("; {} of it from slots that keep training, for balance", bytes_text(shed));
+    if plan.bytes_to_balance > 0 {
+        let bytes = bytes_text(plan.bytes_to_balance);
+        text += &format!("; {bytes} of it from slots of the same group, for balance");
     }
     text
-}
-
-/// Bytes of units that a slot of the receiver's group held and would still hold if slots need not be balanced.
-fn shed(answer: &Answer<'_>) -> u64 {
-    let mut bytes = 0;
-    for transfer in &answer.plan.transfers {
-        let (Some(axis), Some(to)) = (transfer.axis, answer.place_of(&transfer.to)) else { continue };
-        let slots = (0..answer.job.parallel.tensor).map(|slot| Place::new(to.replica.0, to.stage.0, slot));
-        let others = slots.filter(|place| *place != to && answer.is_active(*place));
-        let same = others.filter(|place| answer.same_gpu(*place));
-        let held = same.filter_map(|place| answer.before.holdings.get(&place));
-        let kept: Units = held
-            .map(|holding| holding.of(axis).intersection(&transfer.units))
-            .flat_map(|units| units.intervals().to_vec())
-            .collect();
-        bytes += u64::from(kept.len()) * answer.job.unit_bytes(to.stage, axis.family);
-    }
-    bytes
 }
