@@ -53,7 +53,7 @@ fn describe(message: &str, key: Option<&str>) -> String {
         ("expected a sequence", "allowed is a list"),
         ("expected an array of length 2", "allowed is a list of two numbers"),
         ("expected one of", "allowed are"),
-        ("expected `", "allowed are `"),
+        ("`, expected `", "`, allowed are `"),
         ("unknown field", "unknown key"),
         ("missing field", "missing key"),
         ("unknown variant", "unknown value"),

@@ -143,6 +143,13 @@ fn twenty_four_units_from_tp8_to_tp6() {
 }
 
 #[test]
+fn a_hundred_and_twenty_eight_units_from_tp4_to_tp2() {
+    let table = table(128, 4, 2, 128);
+    assert_eq!(table[2], [64, 64, 0, 0]);
+    assert_eq!(table[3], [64, 64, 0, 0]);
+}
+
+#[test]
 fn fifty_six_units_from_tp8_to_tp7() {
     let table = table(56, 8, 7, 7);
     assert_eq!(table[7], [1, 1, 1, 1, 1, 1, 1, 0]);

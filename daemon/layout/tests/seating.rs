@@ -98,6 +98,17 @@ fn a_free_gpu_of_the_own_domain_takes_the_place() {
 }
 
 #[test]
+fn a_gpu_that_is_back_is_no_spare_and_comes_first() {
+    let job = shaped(1, 1, 4, 2);
+    let topology = Topology::nominal(&job);
+    let seats = seat(&job, &topology).unwrap();
+    let one = reseat(&job, &topology, &seats, &gpus(["r0-s0/3"]), Mode::Ntp);
+    let next = reseat(&job, &topology, &one.seats, &gpus(["r0-s0/0"]), Mode::Ntp);
+    assert_eq!((at(&next.seats, (0, 0, 3)), at(&next.seats, (0, 0, 0))), ("r0-s0/4", "r0-s0/3"));
+    assert_eq!(next.seats.spares().count(), 1);
+}
+
+#[test]
 fn a_group_moves_to_a_free_domain_when_there_are_spares_enough() {
     let topology = racks(&[4, 4, 4]);
     let gone = gpus(["n0/1", "n0/3"]);
@@ -195,6 +206,12 @@ fn a_stopped_replica_takes_the_reduced_groups_of_others() {
     let after = reseat(&job, &topology, &seats, &gone, Mode::Ntp);
     let reduced: BTreeSet<ReplicaId> = after.inactive.iter().map(|place| place.replica).collect();
     assert_eq!(reduced.len(), 1);
+
+    // Whether two or more are gone of a group that needs three of four is all the same.
+    let gone = ["r0-s0/0", "r0-s0/1", "r0-s0/2", "r0-s1/0", "r0-s1/1", "r1-s0/0", "r1-s0/1"];
+    let more = ["r1-s1/0", "r1-s1/1", "r1-s1/2"];
+    let gone: BTreeSet<GpuId> = gone.into_iter().chain(more).map(GpuId::from).collect();
+    assert_eq!(reseat(&job, &topology, &seats, &gone, Mode::Ntp).seats, seats);
 }
 
 #[test]

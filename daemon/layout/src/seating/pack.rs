@@ -216,5 +216,7 @@ mod tests {
     #[test]
     fn the_most_reduced_groups_share_a_replica() {
         assert_eq!(packed(vec![vec![1, 4], vec![4, 1]]), (vec![vec![4, 1], vec![4, 1]], 1));
+        // Not with the first, which would have to go on from there.
+        assert_eq!(packed(vec![vec![2, 2, 0], vec![1, 0, 2]]), (vec![vec![2, 2, 0], vec![1, 2, 0]], 1));
     }
 }

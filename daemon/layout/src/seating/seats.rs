@@ -70,7 +70,7 @@ impl Seats {
 
     /// GPUs with a place that have none nominally.
     pub fn spares(&self) -> impl Iterator<Item = &GpuId> {
-        self.moved.values().filter(|gpu| !self.nominal.place_of.contains_key(gpu))
+        self.moved.values().filter(|gpu| !self.is_nominal(gpu))
     }
 
     /// Whether the GPU has a place nominally.
