@@ -9,8 +9,11 @@ CARGO ?= cargo
 TARGET = $(or $(CARGO_TARGET_DIR),target)
 PROGRAMS = -p reknit -p reknitd -p reknit-agent -p reknit-worker -p reknit-simdriver
 
+# How long `make fuzz` tries each target.
+SECONDS ?= 60
+
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test fmt lint
+.PHONY: help setup build demo test fuzz fmt lint
 
 help: ## Say what each command does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,13 +27,17 @@ build: setup ## Build all programs, optimised
 demo: build ## Watch a job lose two GPUs and take them back; ARGS="--verify --plain ..." go to `reknit demo`
 	@$(TARGET)/release/reknit demo $(ARGS)
 
-test: setup ## Check format, lints, purity and documents, then run every test
+test: setup ## Check format, lints, purity and documents, then run every test and fuzz for a moment
 	$(CARGO) fmt --all --check
 	.ci/check-purity
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	$(CARGO) build --workspace --locked
 	$(CARGO) test --workspace --locked
+	CARGO=$(CARGO) .ci/fuzz 10
+
+fuzz: setup ## Fuzz the readers of job, topology and holdings files, SECONDS=60 each
+	CARGO=$(CARGO) .ci/fuzz $(SECONDS)
 
 fmt: ## Format the sources
 	$(CARGO) fmt --all
