@@ -75,9 +75,14 @@ impl<'a> Answer<'a> {
         contingency(&self.plan.layout, self.topology, k)
     }
 
-    /// Whether the GPU at the place is the one that sat there.
-    pub(crate) fn same_gpu(&self, place: Place) -> bool {
-        self.before.seats.get(place) == self.seating.seats.get(place)
+    /// Where the GPU that sits at the place now sat before; `None` for a spare.
+    pub(crate) fn origin(&self, place: Place) -> Option<Place> {
+        self.before.seats.place_of(self.seating.seats.get(place)?)
+    }
+
+    /// What the GPU that sits at the place now held before.
+    pub(crate) fn held(&self, place: Place) -> Option<&Holding> {
+        self.before.holdings.get(&self.origin(place)?)
     }
 
     /// The most bytes that one GPU sends, and that one receives.

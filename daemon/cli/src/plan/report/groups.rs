@@ -5,6 +5,7 @@ use crate::plan::answer::Answer;
 use crate::plan::runs::{Run, ascending, runs};
 use crate::table::Table;
 use reknit_layout::{Axis, Family, Group, Place, Slot, Units};
+use std::collections::BTreeSet;
 
 pub(super) fn lines(answer: &Answer<'_>) -> Vec<String> {
     let groups = &answer.plan.layout.groups;
@@ -34,7 +35,7 @@ pub(super) fn lines(answer: &Answer<'_>) -> Vec<String> {
 enum Fate {
     /// Trained and trains.
     Stays,
-    /// Held nothing, or another GPU sat here.
+    /// Held nothing: it returns, or it is a spare.
     Joins,
     Failed,
     Leaves,
@@ -43,12 +44,13 @@ enum Fate {
 
 impl Fate {
     fn of(answer: &Answer<'_>, place: Place, active: bool) -> Self {
-        let held = answer.before.holdings.contains_key(&place);
-        match (active, held && answer.same_gpu(place)) {
+        let held = answer.held(place).is_some();
+        let sat = |places: &BTreeSet<Place>| answer.origin(place).is_some_and(|at| places.contains(&at));
+        match (active, held) {
             (true, true) => Self::Stays,
             (true, false) => Self::Joins,
-            (false, _) if answer.losses.failed.contains(&place) => Self::Failed,
-            (false, _) if answer.losses.drained.contains(&place) => Self::Leaves,
+            (false, _) if sat(&answer.losses.failed) => Self::Failed,
+            (false, _) if sat(&answer.losses.drained) => Self::Leaves,
             (false, _) => Self::Idle,
         }
     }
@@ -87,7 +89,7 @@ impl<'a> Change<'a> {
         let slots = || (0..).zip(&group.slots);
         let fates = slots().map(|(slot, member)| Fate::of(answer, place(slot), member.is_some()));
         let units = |axis: Axis, slot: u32| {
-            let before = answer.before.holdings.get(&place(slot)).map(|holding| holding.of(axis));
+            let before = answer.held(place(slot)).map(|holding| holding.of(axis));
             let after = group.partitions.get(&axis).and_then(|sets| sets.get(slot as usize)).cloned();
             (before.unwrap_or_default(), after.unwrap_or_default())
         };
@@ -104,8 +106,11 @@ impl<'a> Change<'a> {
 
     fn lines(&self, answer: &Answer<'_>) -> Vec<String> {
         let group = self.group;
-        let held = |slot: usize| self.axes.iter().any(|(_, slots)| !slots[slot].0.is_empty());
-        let before = (0..self.fates.len()).filter(|slot| held(*slot)).count();
+        // A spare has the place of a GPU that held something.
+        let place = |slot| Place { replica: group.replica, stage: group.stage, slot: Slot(slot) };
+        let origin = |slot| answer.origin(place(slot)).unwrap_or(place(slot));
+        let slots = 0..group.slots.len() as u32;
+        let before = slots.filter(|slot| answer.before.holdings.contains_key(&origin(*slot))).count();
         let after = match group.degree() {
             0 => "does not train".to_owned(),
             degree => format!("TP{degree}"),
@@ -129,8 +134,8 @@ impl<'a> Change<'a> {
         let header = ["SLOT", "GPU", "STATE"].map(str::to_owned).into_iter();
         let mut table = Table::with_header(header.chain(columns.iter().map(|run| title(run))).collect());
         for (slot, fate) in self.fates.iter().enumerate().take(MOST_SLOTS) {
-            let place = Place { replica: group.replica, stage: group.stage, slot: Slot(slot as u32) };
-            let gpu = answer.seating.seats.get(place).map_or("-".to_owned(), ToString::to_string);
+            let gpu =
+                answer.seating.seats.get(place(slot as u32)).map_or("-".to_owned(), ToString::to_string);
             let cells = [slot.to_string(), gpu, fate.word().to_owned()].into_iter();
             let units = columns.iter().map(|run| cell(&run.value[slot]));
             table.row(cells.chain(units).collect::<Vec<_>>());
@@ -141,9 +146,7 @@ impl<'a> Change<'a> {
         }
         let others = all.len() - columns.len();
         if others > 0 {
-            lines.push(
-                "  other layers likewise, with the extra units at other slots; --format json has all".into(),
-            );
+            lines.push("  other layers are split in other ways; --format json has all".into());
         }
         lines
     }

@@ -18,14 +18,21 @@ pub(super) fn sentence(answer: &Answer<'_>, next: &Contingency) -> String {
     format!("{}: {}", gone(answer), parts.join("; "))
 }
 
-/// `2 of 8 GPUs gone, 1 drains`
+/// `2 of 8 GPUs gone, 1 leaves`
 fn gone(answer: &Answer<'_>) -> String {
-    let (failed, drained) = (answer.losses.failed.len(), answer.losses.drained.len());
+    let losses = answer.losses;
+    let (failed, drained) = (losses.failed.len(), losses.drained.len());
+    let spares = losses.gone.len() - failed - drained;
+    let seated = seated_gone(answer, failed, drained);
+    if spares == 0 { seated } else { format!("{seated}, {} gone", count(spares, "spare GPU")) }
+}
+
+fn seated_gone(answer: &Answer<'_>, failed: usize, drained: usize) -> String {
     let all = count(answer.before.seats.iter().count(), "GPU");
     match (failed, drained) {
         (0, 0) => {
             let active = answer.seating.active();
-            match active.filter(|(place, _)| !answer.before.holdings.contains_key(place)).count() {
+            match active.filter(|(place, _)| answer.held(*place).is_none()).count() {
                 0 => format!("all of {all} there"),
                 back => format!("all of {all} there, {back} of them with nothing"),
             }
@@ -49,14 +56,25 @@ fn changes(answer: &Answer<'_>) -> String {
     }
     let held: BTreeSet<ReplicaId> = answer.before.holdings.keys().map(|place| place.replica).collect();
     let mut said = Vec::new();
-    let places = answer.seating.seats.iter().map(|(place, _)| place);
-    let moved: Vec<Place> = places.filter(|place| !answer.same_gpu(*place)).collect();
-    if !moved.is_empty() {
-        let places = names(moved.iter().map(ToString::to_string));
-        said.push(format!(
-            "{} another GPU ({places})",
-            if moved.len() == 1 { "1 place gets" } else { "places get" }
-        ));
+    let (mut spares, mut exchanges) = (Vec::new(), BTreeSet::new());
+    for (place, _) in answer.seating.seats.iter() {
+        match answer.origin(place) {
+            None => spares.push(place.to_string()),
+            Some(origin) if origin == place => {}
+            Some(origin) => {
+                let pair = [place.replica.min(origin.replica), place.replica.max(origin.replica)];
+                exchanges.insert((place.stage, pair));
+            }
+        }
+    }
+    match spares.as_slice() {
+        [] => {}
+        [place] => said.push(format!("a spare takes {place}")),
+        [_, _, ..] => said.push(format!("spares take {}", names(spares))),
+    }
+    if !exchanges.is_empty() {
+        let groups = exchanges.iter().map(|(stage, [a, b])| format!("stage {stage} of replicas {a} and {b}"));
+        said.push(format!("{} change places", names(groups)));
     }
     let mut replicas = Vec::new();
     for (replica, (least, most)) in degrees {
@@ -91,7 +109,7 @@ fn whole_again(answer: &Answer<'_>, replica: ReplicaId) -> bool {
     let groups = answer.plan.layout.groups.iter().filter(|group| group.replica == replica);
     let mut places = groups
         .flat_map(|group| group.active().into_iter().map(|slot| Place { replica, stage: group.stage, slot }));
-    places.any(|place| answer.same_gpu(place) && !answer.before.holdings.contains_key(&place))
+    places.any(|place| answer.origin(place).is_some() && answer.held(place).is_none())
 }
 
 fn moved(answer: &Answer<'_>) -> String {
