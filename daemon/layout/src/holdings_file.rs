@@ -33,21 +33,6 @@ impl HoldingsFile {
 }
 
 impl JobSpec {
-    /// # Errors
-    /// Says which places there are, when this is none of them.
-    pub fn expect_place(&self, place: Place) -> Result<(), String> {
-        let parallel = &self.parallel;
-        let inside = place.replica.0 < parallel.data
-            && place.stage.0 < parallel.pipeline
-            && place.slot.0 < parallel.tensor;
-        let last = Place::new(parallel.data - 1, parallel.pipeline - 1, parallel.tensor - 1);
-        if inside {
-            Ok(())
-        } else {
-            Err(format!("{place} is no place of the job: allowed are {} to {last}", Place::default()))
-        }
-    }
-
     fn expect_axis(&self, stage: StageId, axis: Axis) -> Result<(), String> {
         let layers = self.stage_layers(stage);
         let has = match axis.layer {
@@ -355,7 +340,7 @@ impl PlannedGroup {
         let name = format!("group {}.{}", self.replica, self.stage);
         let wrong = |problem: String| format!("{name}: {problem}");
         let place = Place { replica: self.replica, stage: self.stage, slot: Slot(0) };
-        job.expect_place(place).map_err(wrong)?;
+        job.expect_place(place).map_err(|none| wrong(none.to_string()))?;
         if self.slots.len() != tensor || self.slots.iter().zip(0..).any(|(slot, at)| slot.slot != Slot(at)) {
             return Err(wrong(format!(
                 "slots are not those of the job: allowed are 0 to {} in order",

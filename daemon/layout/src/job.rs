@@ -1,9 +1,11 @@
 //! The job file: what to train and how, as `reknit job submit` and `reknit plan` take it.
 
 mod parse;
+mod places;
 mod trainable;
 mod validate;
 
+pub use places::NoSuchPlace;
 pub use validate::Invalid;
 
 use crate::{Axis, Family};

@@ -16,14 +16,15 @@ pub struct FileError {
 impl FileError {
     /// Of the value at `key`, such as `model.heads` or `domain[1].nodes[0].gpus`. `what` also says which key it is.
     pub(crate) fn at(text: &str, file: &str, key: &str, what: String) -> Self {
-        Self::on_line(file, span_of(text, key).map(|span| line_of(text, span.start)), what)
+        Self::on_line(file, span_of(text, key).map(|span| line_of(text, span.start)), &what)
     }
 
-    fn on_line(file: &str, line: Option<usize>, what: String) -> Self {
-        let problem = match line {
-            Some(line) => format!("line {line}: {what}"),
-            None => what,
-        };
+    /// `what` may quote the file: line ends and other control characters in it are written as escapes, so the error is one line.
+    pub fn on_line(file: &str, line: Option<usize>, what: &str) -> Self {
+        let mut problem = line.map_or_else(String::new, |line| format!("line {line}: "));
+        for c in what.chars() {
+            if c.is_control() { problem.extend(c.escape_default()) } else { problem.push(c) }
+        }
         Self { file: file.to_owned(), problem }
     }
 }
@@ -33,7 +34,7 @@ pub(crate) fn parse<T: DeserializeOwned>(text: &str, file: &str) -> Result<T, Fi
     toml::from_str(text).map_err(|found| {
         let key = found.span().and_then(|span| key_at(text, &span).or_else(|| near(text, &span)));
         let line = found.span().map(|span| line_of(text, span.start));
-        FileError::on_line(file, line, describe(found.message(), key.as_deref()))
+        FileError::on_line(file, line, &describe(found.message(), key.as_deref()))
     })
 }
 

@@ -198,6 +198,8 @@ fn a_missing_key_or_table_is_named() {
     assert!(error.ends_with("line 1: model: invalid type: integer `3`, allowed is a table"), "{error}");
     let error = refused(&with("betas", "betas = [0.9]"));
     assert!(error.contains("optimizer.betas: invalid length 1, allowed is a list of two numbers"), "{error}");
+    let error = refused("\"a\\n\\u001b[2Jb\" = 1");
+    assert!(error.contains("a\\n\\u{1b}[2Jb: unknown key"), "control characters do nothing: {error}");
     let error = refused("name = \"x\"\nlayers");
     assert!(error.starts_with("job.toml: line 2: "), "{error}");
     // A key that stands nowhere is looked for in its table.

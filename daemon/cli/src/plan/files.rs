@@ -1,7 +1,7 @@
 //! The files that a plan is made from.
 
 use crate::failure::Failure;
-use reknit_layout::{HoldingsFile, JobSpec, Topology};
+use reknit_layout::{FileError, HoldingsFile, JobSpec, Topology};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -30,7 +30,7 @@ pub(crate) fn holdings(path: &Path, job: &JobSpec) -> Result<HoldingsFile, Failu
         let text = error.to_string();
         // The parser says where it stopped after what is wrong.
         let what = text.split(" at line ").next().unwrap_or(&text);
-        Failure::Usage(format!("{name}: line {}: {what}", error.line()))
+        Failure::Usage(FileError::on_line(&name, Some(error.line()), what).to_string())
     })
 }
 

@@ -36,8 +36,7 @@ impl Losses {
             [("--fail", &args.fail, &mut losses.failed), ("--drain", &args.drain, &mut losses.drained)]
         {
             for place in places {
-                let wrong = |problem| Failure::Usage(format!("{option} {problem}"));
-                job.expect_place(*place).map_err(wrong)?;
+                job.expect_place(*place).map_err(|none| Failure::Usage(format!("{option} {none}")))?;
                 once(&mut asked, *place, option.to_owned())?;
                 into.insert(*place);
                 losses.gone.extend(seats.get(*place).cloned());

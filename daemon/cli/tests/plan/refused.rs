@@ -118,6 +118,7 @@ fn wrong_holdings() {
         ("{\"0.0.0\": 3}".to_owned(), "expected an object with `step` and `units` at 0.0.0"),
         ("{\n\"0.0.4\": 3}".to_owned(), "line 2: 0.0.4 is no place of the job: allowed are 0.0.0 to 1.0.3"),
         ("{\"0.0\": 3}".to_owned(), "`0.0` is not a place"),
+        ("{\"0\\n0\": 3}".to_owned(), "`0\\n0` is not a place"),
         ("{\"0.0.0\": {\"step\": 1}}".to_owned(), "0.0.0: missing key `units`"),
         ("{\"0.0.0\": {\"units\": {}}}".to_owned(), "0.0.0: missing key `step`"),
         ("{\"0.0.0\": {\"stp\": 1}}".to_owned(), "0.0.0: unknown key `stp`, allowed are `step`, `units`"),
