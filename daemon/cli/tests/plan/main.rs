@@ -5,6 +5,7 @@
 
 mod checker;
 mod golden;
+mod printed;
 mod random;
 mod refused;
 

@@ -1,6 +1,7 @@
 //! Many random questions, each answer checked by the rules of `checker`, each the start of the next question.
 
-use super::checker::{Held, Job, Plan, check};
+use super::checker::{Job, check};
+use super::printed::{Held, Plan};
 use super::{reknit_in, text};
 use std::collections::BTreeSet;
 use std::path::Path;
