@@ -1,7 +1,7 @@
 //! What the engine wants done.
 
 use crate::{Endpoint, Incident, JobName, JobRecord, Phase, StepVote};
-use reknit_layout::{Epoch, Holding, JobSpec, NodeName, Place, Plan, Step, WorkerKey};
+use reknit_layout::{Candidate, Epoch, JobSpec, NodeName, Place, Plan, Step, WorkerKey};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -61,8 +61,7 @@ pub enum Command {
         job: JobName,
         epoch: Epoch,
         spec: Arc<JobSpec>,
-        members: BTreeMap<Place, WorkerKey>,
-        holdings: BTreeMap<WorkerKey, Holding>,
+        workers: BTreeMap<WorkerKey, Candidate>,
         fresh: bool,
     },
 

@@ -41,7 +41,9 @@ impl fmt::Display for Violation {
 
 /// Every rule that `plan`, as an answer to `request`, breaks. Empty for a good plan.
 pub fn check(request: &PlanRequest<'_>, plan: &Plan) -> Vec<Violation> {
-    let mut linter = Linter { request, job: request.job, plan, found: Vec::new() };
+    let asked = request.workers.iter().filter_map(|(worker, candidate)| Some((candidate.place?, worker)));
+    let asked = asked.collect();
+    let mut linter = Linter { request, job: request.job, plan, asked, found: Vec::new() };
     linter.members();
     linter.groups();
     linter.batch();
@@ -56,6 +58,8 @@ struct Linter<'a> {
     request: &'a PlanRequest<'a>,
     job: &'a JobSpec,
     plan: &'a Plan,
+    /// Who shall train where.
+    asked: BTreeMap<Place, &'a WorkerKey>,
     found: Vec<Violation>,
 }
 
@@ -94,7 +98,7 @@ impl Linter<'_> {
             for (slot, member) in (0..).map(Slot).zip(&group.slots) {
                 let place = Place { replica: group.replica, stage: group.stage, slot };
                 let worker = member.as_ref().map(|member| &member.worker);
-                let asked = request.members.get(&place).filter(|_| trains);
+                let asked = self.asked.get(&place).copied().filter(|_| trains);
                 self.expect(worker == asked, Rule::Members, || {
                     format!("{place} is {worker:?}, asked for {asked:?}")
                 });
@@ -153,8 +157,9 @@ impl Linter<'_> {
     /// The holding of a worker, if it is of the newest step and holds layers of `stage`.
     fn live(&self, worker: &WorkerKey, stage: StageId) -> Option<&Holding> {
         let full = |holding: &&Holding| holding.units.values().any(|units| !units.is_empty());
-        let newest = self.request.holdings.values().filter(full).map(|holding| holding.step).max()?;
-        let holding = self.request.holdings.get(worker).filter(full)?;
+        let holdings = || self.request.workers.values().map(|candidate| &candidate.holding);
+        let newest = holdings().filter(full).map(|holding| holding.step).max()?;
+        let holding = self.request.workers.get(worker).map(|candidate| &candidate.holding).filter(full)?;
         let layers = self.job.stage_layers(stage);
         let mut held = holding.units.iter().filter(|(_, units)| !units.is_empty());
         // Vocabulary rows alone could be the first stage's.

@@ -32,7 +32,7 @@ pub use ids::{
 };
 pub use job::JobSpec;
 pub use layout::{Group, Layout, Member, Partitions, SyncAxis, SyncColumns};
-pub use plan::{Draft, Plan, PlanError, PlanRequest, Transfer};
+pub use plan::{Candidate, Draft, Plan, PlanError, PlanRequest, Transfer, candidates};
 pub use planner::{draft, plan};
 pub use seating::{Mode, Seating, SeatingError, Seats, reseat, seat};
 pub use toml_file::FileError;

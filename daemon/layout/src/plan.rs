@@ -12,13 +12,32 @@ pub struct PlanRequest<'a> {
     pub topology: &'a Topology,
     /// The epoch of the layout to make.
     pub epoch: Epoch,
-    /// The workers that shall train, by nominal place, each at one. Places not named are inactive.
-    pub members: &'a BTreeMap<Place, WorkerKey>,
-    /// What every reachable worker holds, members and leaving ones alike. A worker that holds nothing may be absent.
-    /// Only holdings at the newest step among them count: others cannot be brought there (SAME-STEP).
-    pub holdings: &'a BTreeMap<WorkerKey, Holding>,
+    /// Everyone who can be reached, members and leaving ones alike. Places where nobody shall train are inactive.
+    pub workers: &'a BTreeMap<WorkerKey, Candidate>,
     /// True only when the job has never committed a step: state is then made from the seed, nothing is fetched.
     pub fresh: bool,
+}
+
+/// A worker that can be reached.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Candidate {
+    /// The nominal place where it shall train, no other one there; `None` for one that leaves.
+    pub place: Option<Place>,
+    /// Only holdings at the newest step of all count: others cannot be brought there (SAME-STEP).
+    pub holding: Holding,
+}
+
+/// Everyone who shall train or holds something.
+pub fn candidates(
+    members: impl IntoIterator<Item = (Place, WorkerKey)>,
+    holdings: impl IntoIterator<Item = (WorkerKey, Holding)>,
+) -> BTreeMap<WorkerKey, Candidate> {
+    let held = holdings.into_iter().map(|(worker, holding)| (worker, Candidate { place: None, holding }));
+    let mut workers: BTreeMap<WorkerKey, Candidate> = held.collect();
+    for (place, worker) in members {
+        workers.entry(worker).or_default().place = Some(place);
+    }
+    workers
 }
 
 /// A new layout and the way there.

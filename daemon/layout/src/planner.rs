@@ -7,8 +7,8 @@
 //! **Scale.** Groups whose slots hold the same are split alike: each such situation is worked out once and shared, so
 //! thousands of untouched groups cost a lookup each.
 
+mod grid;
 mod partition;
-mod places;
 mod sources;
 mod split;
 mod spread;
@@ -16,12 +16,13 @@ mod stock;
 mod sync;
 
 use crate::{Draft, Group, Layout, Member, Plan, PlanError, PlanRequest, cost, memory};
-use places::Places;
+use grid::Grid;
 use sources::Need;
 use split::Splits;
+use std::sync::Arc;
 use stock::Stock;
 
-/// Plans a layout of `request.members` at `request.epoch`.
+/// Plans a layout of `request.workers` at `request.epoch`.
 ///
 /// # Errors
 /// Those of [`draft`], and [`PlanError::Unrecoverable`].
@@ -40,34 +41,37 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<Plan, PlanError> {
 /// [`PlanError::TooFew`] when no replica trains, [`PlanError::Memory`] when a slot's share is too large for its GPU.
 pub fn draft(request: &PlanRequest<'_>) -> Result<Draft, PlanError> {
     let job = request.job;
-    let training = job.training(request.members.keys())?;
-    let places = Places::new(request);
-    let stock = Stock::new(request, &places);
+    let training = job.training(request.workers.values().filter_map(|candidate| candidate.place))?;
+    let grid = Grid::new(job);
+    let stock = Stock::new(request, grid);
     let mut splits = Splits::new(job, request.fresh, &stock);
-    let trains = |group: &usize| training.binary_search(&places.replica(*group)).is_ok();
+    let trains = |group| training.binary_search(&grid.replica(group)).is_ok();
     let split_of: Vec<Option<usize>> =
-        (0..places.groups()).map(|group| trains(&group).then(|| splits.of(&places, group))).collect();
+        (0..grid.groups()).map(|group| trains(group).then(|| splits.of(grid, group))).collect();
 
-    let mut groups = Vec::with_capacity(places.groups());
+    let mut groups = Vec::with_capacity(grid.groups());
     let mut needs = Vec::new();
     let (mut bytes_lower_bound, mut bytes_to_balance) = (0, 0);
+    let nothing = Arc::default();
     for (group, split) in split_of.iter().enumerate() {
-        let (replica, stage, workers) = (places.replica(group), places.stage(group), places.workers(group));
+        let (replica, stage, members) =
+            (grid.replica(group), grid.stage(group), stock.members(grid.of(group)));
         let Some(split) = split.map(|split| splits.get(split)) else {
-            let slots = vec![None; workers.len()];
-            groups.push(Group { replica, stage, slots, partitions: Default::default() });
+            let slots = vec![None; members.len()];
+            groups.push(Group { replica, stage, slots, partitions: Arc::clone(&nothing) });
             continue;
         };
         bytes_lower_bound += split.bytes_lower_bound;
         bytes_to_balance += split.bytes_to_balance;
         needs.extend(split.lacks.iter().filter_map(|lack| {
-            let to = workers[lack.slot]?;
+            let to = members[lack.slot]?.worker;
             Some(Need { group, stage, axis: lack.axis, units: &lack.units, to })
         }));
-        let slots = workers.iter().map(|worker| worker.cloned().map(|worker| Member { worker })).collect();
+        let member = |at: &Option<stock::Member<'_>>| at.map(|at| Member { worker: at.worker.clone() });
+        let slots = members.iter().map(member).collect();
         groups.push(Group { replica, stage, slots, partitions: split.partitions.clone() });
     }
-    let (transfers, missing) = sources::transfers(request, &places, &stock, &needs);
+    let (transfers, missing) = sources::transfers(request, grid, &stock, &needs);
     memory::fits(job, request.topology, &groups)?;
     let (batch, predicted) = cost::predict(job, request.topology, &groups);
     let sync = job.stages().map(|stage| sync::columns(job, stage, &groups)).collect();

@@ -13,10 +13,7 @@ impl JobSpec {
     ///
     /// # Errors
     /// [`PlanError::TooFew`] when none does.
-    pub fn training<'a>(
-        &self,
-        places: impl IntoIterator<Item = &'a Place>,
-    ) -> Result<Vec<ReplicaId>, PlanError> {
+    pub fn training(&self, places: impl IntoIterator<Item = Place>) -> Result<Vec<ReplicaId>, PlanError> {
         let (data, stages) = (self.parallel.data as usize, self.parallel.pipeline as usize);
         let mut active = vec![0; data * stages];
         for place in places {

@@ -61,7 +61,7 @@ fn fatal(cluster: &Cluster, lost: &BTreeSet<Place>) -> bool {
         holdings.remove(&left[place]);
     }
     let ask = |members: &BTreeMap<Place, WorkerKey>| {
-        draft(&PlanRequest { members, holdings: &holdings, ..cluster.request() })
+        draft(&cluster.request(&candidates(members.clone(), holdings.clone())))
     };
     // New workers that hold nothing take the places: no replica has too few slots to be planned.
     let again = left.iter().map(|(place, worker)| {

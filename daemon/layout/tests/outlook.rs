@@ -236,7 +236,7 @@ proptest! {
         let most = needs.iter().map(|(_, bytes)| *bytes).max().unwrap();
         let first = needs.iter().find(|(_, bytes)| *bytes == most).unwrap().0;
         cluster.topology.gpu_memory = Some(most - u64::from(short));
-        match draft(&cluster.request()) {
+        match draft(&cluster.request(&cluster.workers())) {
             Ok(_) => prop_assert!(!short),
             Err(error) => prop_assert_eq!(error, PlanError::Memory { place: first, needs: most, limit: most - 1 }),
         }
@@ -287,7 +287,7 @@ fn a_reduced_group_gets_what_the_dead_leave() {
     // A domain with more to give: exactly the nominal time, at the power for it.
     let mut cluster = published(true);
     cluster.topology = topology(&cluster.job, &[Some(0)], &[Some(1.25)], POWER_LIMIT);
-    let predicted = draft(&cluster.request()).unwrap().plan.predicted;
+    let predicted = draft(&cluster.request(&cluster.workers())).unwrap().plan.predicted;
     assert_eq!(predicted.step_time_ratio, 1.0);
     assert!(predicted.power.values().all(|each| near(*each, power_for(ratio))));
 }
@@ -344,6 +344,6 @@ fn no_size_wraps_around() {
     let bytes = memory::slot_bytes(&cluster.job, &cluster.plan.layout.groups[0], Slot(0));
     assert_eq!(bytes, u64::MAX);
     cluster.topology.gpu_memory = Some(u64::MAX - 1);
-    let refused = draft(&cluster.request());
+    let refused = draft(&cluster.request(&cluster.workers()));
     assert!(matches!(refused, Err(PlanError::Memory { needs: u64::MAX, .. })));
 }

@@ -246,8 +246,8 @@ fn the_same_request_gives_the_same_plan_and_json_keeps_it() {
     let mut cluster = Cluster::start(job(3, 5, 17, 23, 16));
     cluster.lose(Place::new(2, 0, 4));
     cluster.lose(Place::new(0, 0, 1));
-    let first = plan(&cluster.request()).unwrap();
-    assert_eq!(first, plan(&cluster.request()).unwrap());
+    let first = plan(&cluster.request(&cluster.workers())).unwrap();
+    assert_eq!(first, plan(&cluster.request(&cluster.workers())).unwrap());
     let json = serde_json::to_string(&first).unwrap();
     assert_eq!(first, serde_json::from_str::<Plan>(&json).unwrap());
 }
@@ -257,11 +257,14 @@ fn the_same_request_gives_the_same_plan_and_json_keeps_it() {
 fn the_linter_finds_faults() {
     let mut cluster = Cluster::start(job(2, 4, 12, 12, 12));
     cluster.lose(Place::new(0, 0, 2));
-    let good = plan(&cluster.request()).unwrap();
+    let good = plan(&cluster.request(&cluster.workers())).unwrap();
     let rules = |change: &dyn Fn(&mut Plan)| {
         let mut bad = good.clone();
         change(&mut bad);
-        check(&cluster.request(), &bad).iter().map(|violation| violation.rule).collect::<Vec<_>>()
+        check(&cluster.request(&cluster.workers()), &bad)
+            .iter()
+            .map(|violation| violation.rule)
+            .collect::<Vec<_>>()
     };
     assert_eq!(rules(&|_| ()), []);
     let has = |rule: Rule, change: &dyn Fn(&mut Plan)| {
@@ -292,7 +295,8 @@ fn a_job_that_starts_short_of_a_slot_grows_into_the_nominal_layout() {
     let mut cluster = Cluster::start(job(2, 4, 13, 14, 15));
     let nominal = group(&cluster, 1).partitions.clone();
     cluster.lose(Place::new(1, 0, 2));
-    let mut request = cluster.request();
+    let workers = cluster.workers();
+    let mut request = cluster.request(&workers);
     request.fresh = true;
     let short = plan(&request).unwrap();
     assert!(check(&request, &short).is_empty());

@@ -93,7 +93,7 @@ proptest! {
                 Change::Lose(_) | Change::Drain(_) | Change::Restore(_) | Change::Swap(..) | Change::HalfWay(..) => {}
             }
             let request_before = (cluster.members.clone(), cluster.holdings.clone());
-            match plan(&cluster.request()) {
+            match plan(&cluster.request(&cluster.workers())) {
                 Ok(plan) => {
                     // The bound is of the state before the plan is carried out.
                     let layout_before = std::mem::replace(&mut cluster.plan, plan.clone());

@@ -59,14 +59,13 @@ impl Coordinator {
             Command::Stop { job, worker, reason } => {
                 Ok(self.order_worker(job, worker, convert::stop(reason)))
             }
-            Command::Plan { job, epoch, spec, members, holdings, fresh } => {
+            Command::Plan { job, epoch, spec, workers, fresh } => {
                 let work = move || {
                     reknit_layout::plan(&PlanRequest {
                         job: &spec,
                         topology: &Topology::default(),
                         epoch,
-                        members: &members,
-                        holdings: &holdings,
+                        workers: &workers,
                         fresh,
                     })
                 };

@@ -2,7 +2,7 @@
 
 use reknit_layout::{
     Draft, Epoch, GpuId, Holding, Incarnation, JobSpec, Mode, Place, PlanError, PlanRequest, Seats, Step,
-    Topology, WorkerKey, check, contingency, draft, memory, reseat,
+    Topology, WorkerKey, candidates, check, contingency, draft, memory, reseat,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,8 +21,8 @@ fn worker(gpu: &GpuId) -> WorkerKey {
     WorkerKey { gpu: gpu.clone(), incarnation: Incarnation(0) }
 }
 
-fn members<'a>(places: impl Iterator<Item = (Place, &'a GpuId)>) -> BTreeMap<Place, WorkerKey> {
-    places.map(|(place, gpu)| (place, worker(gpu))).collect()
+fn members<'a>(places: impl Iterator<Item = (Place, &'a GpuId)>) -> impl Iterator<Item = (Place, WorkerKey)> {
+    places.map(|(place, gpu)| (place, worker(gpu)))
 }
 
 /// What every place holds in the nominal layout. `None` where the job does not fit the topology's memory.
@@ -31,8 +31,7 @@ pub fn nominal(job: &JobSpec, topology: &Topology, seats: &Seats) -> Option<BTre
         job,
         topology,
         epoch: Epoch(1),
-        members: &members(seats.iter()),
-        holdings: &BTreeMap::new(),
+        workers: &candidates(members(seats.iter()), []),
         fresh: true,
     };
     let layout = match draft(&request) {
@@ -68,10 +67,8 @@ pub fn lose(
     assert!(seating.active().all(|(_, gpu)| !gone.contains(gpu)), "a lost GPU trains");
     let live = held.iter().filter(|(place, _)| !lost.contains(place));
     let holdings = live.filter_map(|(place, holding)| Some((worker(seats.get(*place)?), holding.clone())));
-    let holdings = holdings.collect();
-    let members = members(seating.active());
-    let request =
-        PlanRequest { job, topology, epoch: Epoch(2), members: &members, holdings: &holdings, fresh: false };
+    let workers = candidates(members(seating.active()), holdings);
+    let request = PlanRequest { job, topology, epoch: Epoch(2), workers: &workers, fresh: false };
     match draft(&request) {
         Ok(Draft { plan, missing }) => {
             if missing.is_empty() {

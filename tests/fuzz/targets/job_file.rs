@@ -20,8 +20,7 @@ fuzz_target!(|text: &str| {
         let topology = Topology::nominal(&job);
         let seats = seat(&job, &topology).expect("the nominal topology has room");
         let held = nominal(&job, &topology, &seats).expect("without a limit nothing is too large");
-        let last =
-            Place::new(job.parallel.data - 1, job.parallel.pipeline - 1, job.parallel.tensor - 1);
+        let last = Place::new(job.parallel.data - 1, job.parallel.pipeline - 1, job.parallel.tensor - 1);
         for mode in Mode::ALL {
             for lost in [BTreeSet::new(), BTreeSet::from([last]), BTreeSet::from([Place::default(), last])] {
                 lose(&job, &topology, &seats, &held, &lost, mode);

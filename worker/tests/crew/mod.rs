@@ -7,6 +7,7 @@ pub(crate) mod fault;
 use fault::{Fault, FaultPlane, Tally, Trigger};
 use reknit_layout::{
     Epoch, GpuId, Holding, Incarnation, JobSpec, Place, Plan, PlanRequest, Step, Topology, WorkerKey,
+    candidates,
 };
 use reknit_model::Real;
 use reknit_plane::host::HostPlane;
@@ -253,19 +254,18 @@ impl<T: Real + Element> Crew<T> {
         let states: Vec<WorkerState> =
             self.seats.iter().map(|seat| seat.rank.state(Phase::Quiesced)).collect();
         let newest = states.iter().map(|state| state.holding.step).max().unwrap_or_default();
-        let mut holdings = BTreeMap::new();
+        let mut holdings: BTreeMap<WorkerKey, Holding> = BTreeMap::new();
         for (seat, state) in self.seats.iter().zip(&states) {
             if !state.holding.is_empty() && (state.holding.step == newest || state.prepared == newest) {
                 holdings.insert(seat.worker.clone(), Holding { step: newest, ..state.holding.clone() });
             }
         }
-        let members = self.seats.iter().map(|seat| (seat.place, seat.worker.clone())).collect();
+        let members = self.seats.iter().map(|seat| (seat.place, seat.worker.clone()));
         let request = PlanRequest {
             job: &self.job,
             topology: &Topology::default(),
             epoch: self.epoch,
-            members: &members,
-            holdings: &holdings,
+            workers: &candidates(members, holdings),
             fresh,
         };
         let plan = reknit_layout::plan(&request).map_err(|error| error.to_string())?;

@@ -9,8 +9,8 @@ use reknit_layout::job::{
     ParallelSpec, RecoverySpec, RunSpec,
 };
 use reknit_layout::{
-    Epoch, GpuId, Holding, JobSpec, Mode, Place, Plan, PlanRequest, Topology, WorkerKey, contingency, draft,
-    reseat,
+    Candidate, Epoch, GpuId, JobSpec, Mode, Place, Plan, PlanRequest, Topology, WorkerKey, candidates,
+    contingency, draft, reseat,
 };
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -93,10 +93,8 @@ fn measure(gpus: u32, runs: u32) -> Result<Measured, Failure> {
     progress.tell("nominal layout");
     let topology = Topology::nominal(&job);
     let before = State::nominal(&job, &topology)?;
-    let known = Known {
-        members: before.seats.iter().map(|(place, gpu)| (place, worker(gpu.clone()))).collect(),
-        holdings: before.workers(|_| true),
-    };
+    let members = before.seats.iter().map(|(place, gpu)| (place, worker(gpu.clone())));
+    let known = candidates(members, before.workers(|_| true));
     let mut times = Vec::new();
     let mut bytes_planned = 0;
     let mut last = None;
@@ -104,7 +102,7 @@ fn measure(gpus: u32, runs: u32) -> Result<Measured, Failure> {
         progress.tell(&format!("loss {} of {runs}", run + 1));
         let gone: BTreeSet<_> = before.seats.get(lost(gpus, run, runs)).cloned().into_iter().collect();
         let mut known = known.clone();
-        known.holdings.retain(|worker, _| !gone.contains(&worker.gpu));
+        known.retain(|worker, _| !gone.contains(&worker.gpu));
         let start = Instant::now();
         let plan = replan(&job, &topology, &before, &mut known, &gone)?;
         times.push(start.elapsed());
@@ -125,31 +123,19 @@ fn replan(
     job: &JobSpec,
     topology: &Topology,
     before: &State,
-    known: &mut Known,
+    known: &mut BTreeMap<WorkerKey, Candidate>,
     gone: &BTreeSet<GpuId>,
 ) -> Result<Plan, Failure> {
     let seating = reseat(job, topology, &before.seats, gone, Mode::Ntp);
-    for place in &seating.inactive {
-        known.members.remove(place);
+    let idle = seating.inactive.iter().filter_map(|place| seating.seats.get(*place));
+    let idle = idle.map(|gpu| (gpu, None));
+    for (gpu, place) in seating.seats.moved().map(|(place, gpu)| (gpu, Some(place))).chain(idle) {
+        if let Some(candidate) = known.get_mut(&worker(gpu.clone())) {
+            candidate.place = place;
+        }
     }
-    let moved = seating.seats.moved().filter(|(place, _)| !seating.inactive.contains(place));
-    known.members.extend(moved.map(|(place, gpu)| (place, worker(gpu.clone()))));
-    let draft = draft(&PlanRequest {
-        job,
-        topology,
-        epoch: Epoch(2),
-        members: &known.members,
-        holdings: &known.holdings,
-        fresh: false,
-    });
+    let draft = draft(&PlanRequest { job, topology, epoch: Epoch(2), workers: known, fresh: false });
     draft.map(|draft| draft.plan).map_err(Failure::failed("no plan after the loss of one GPU"))
-}
-
-/// What a daemon knows at any time.
-#[derive(Clone)]
-struct Known {
-    members: BTreeMap<Place, WorkerKey>,
-    holdings: BTreeMap<WorkerKey, Holding>,
 }
 
 /// The place that is lost in one of `runs`: spread over the job, and over the slots of groups.

@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use reknit_layout::{
     Axis, Contingency, Draft, Epoch, Group, Holding, JobSpec, Layout, Mode, Place, Plan, PlanError,
     PlanRequest, Predicted, ReplicaId, Seating, Slot, SyncColumns, Topology, Transfer, Units, WorkerKey,
-    contingency, draft, reseat,
+    candidates, contingency, draft, reseat,
 };
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -34,14 +34,13 @@ impl<'a> Answer<'a> {
         losses: &'a Losses,
     ) -> Result<Self, Failure> {
         let seating = reseat(job, topology, &before.seats, &losses.gone, mode);
-        let members = members(&seating);
+        let members = seating.active().map(|(place, gpu)| (place, worker(gpu.clone())));
         let holdings = before.workers(|place| !losses.failed.contains(place));
         let request = PlanRequest {
             job,
             topology,
             epoch: Epoch(2),
-            members: &members,
-            holdings: &holdings,
+            workers: &candidates(members, holdings.clone()),
             fresh: false,
         };
         let Draft { plan, missing } = match draft(&request) {
@@ -96,11 +95,6 @@ impl<'a> Answer<'a> {
         };
         (most(|transfer| &transfer.from), most(|transfer| &transfer.to))
     }
-}
-
-/// Those that shall train.
-pub(crate) fn members(seating: &Seating) -> BTreeMap<Place, WorkerKey> {
-    seating.active().map(|(place, gpu)| (place, worker(gpu.clone()))).collect()
 }
 
 /// What none of the holders has at the newest step, counted over all replicas.

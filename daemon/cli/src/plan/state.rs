@@ -4,7 +4,7 @@ use super::files;
 use crate::failure::Failure;
 use reknit_layout::{
     Epoch, GpuId, Holding, Incarnation, JobSpec, Layout, Partitions, Place, PlanRequest, Seats, Slot, Step,
-    Topology, WorkerKey, draft, seat,
+    Topology, WorkerKey, candidates, draft, seat,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -21,13 +21,12 @@ impl State {
     /// Every place filled, each with its nominal units.
     pub(crate) fn nominal(job: &JobSpec, topology: &Topology) -> Result<Self, Failure> {
         let seats = seat(job, topology).map_err(|error| Failure::Usage(error.to_string()))?;
-        let members = seats.iter().map(|(place, gpu)| (place, worker(gpu.clone()))).collect();
+        let members = seats.iter().map(|(place, gpu)| (place, worker(gpu.clone())));
         let draft = draft(&PlanRequest {
             job,
             topology,
             epoch: Epoch(1),
-            members: &members,
-            holdings: &BTreeMap::new(),
+            workers: &candidates(members, []),
             fresh: true,
         });
         let draft = draft.map_err(|error| Failure::Usage(error.to_string()))?;

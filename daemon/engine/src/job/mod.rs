@@ -231,7 +231,7 @@ impl Job {
 
     /// Whether some replica trains when these places are filled.
     pub(crate) fn viable<'a>(&self, places: impl Iterator<Item = &'a Place>) -> bool {
-        self.spec.training(places).is_ok()
+        self.spec.training(places.copied()).is_ok()
     }
 
     pub(crate) fn persist(&self, ctx: &mut Ctx<'_>) {

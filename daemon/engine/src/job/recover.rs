@@ -255,8 +255,7 @@ impl Job {
             job: self.record.name.clone(),
             epoch,
             spec: self.spec.clone(),
-            members,
-            holdings: held.holdings,
+            workers: reknit_layout::candidates(members, held.holdings),
             fresh,
         });
     }

@@ -44,7 +44,7 @@ impl Job {
             }
         }
         // A drain that would stop the job waits until it would not.
-        let Ok(training) = self.spec.training(then.keys()) else {
+        let Ok(training) = self.spec.training(then.keys().copied()) else {
             return false;
         };
         // A replica that is still too small gets no place: its workers wait until there are enough of them.

@@ -290,9 +290,9 @@ impl World {
                 self.incidents.insert(incident.id, (**incident).clone());
                 return;
             }
-            Command::Plan { job, epoch, spec, members, holdings, fresh } => {
+            Command::Plan { job, epoch, spec, workers, fresh } => {
                 let (topology, epoch, fresh) = (&Topology::new(Vec::new(), self.gpu_memory), *epoch, *fresh);
-                let result = plan(&PlanRequest { job: spec, topology, epoch, members, holdings, fresh });
+                let result = plan(&PlanRequest { job: spec, topology, epoch, workers, fresh });
                 let event = Event::Planned { job: job.clone(), epoch, result };
                 let wait = self.some_delay();
                 self.at(wait, Happening::Planned(event));

@@ -28,10 +28,10 @@ pub fn brief(command: &Command) -> Option<String> {
         }
         Command::Resume { worker, epoch, .. } => format!("resume {epoch} {}", short(worker)),
         Command::Stop { worker, .. } => format!("stop {}", short(worker)),
-        Command::Plan { epoch, members, holdings, fresh, .. } => format!(
+        Command::Plan { epoch, workers, fresh, .. } => format!(
             "plan {epoch} members={} holders={}{}",
-            members.len(),
-            holdings.len(),
+            workers.values().filter(|candidate| candidate.place.is_some()).count(),
+            workers.values().filter(|candidate| !candidate.holding.is_empty()).count(),
             if *fresh { " fresh" } else { "" }
         ),
         Command::Notify { notice, .. } => match notice {

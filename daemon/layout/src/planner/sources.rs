@@ -4,7 +4,7 @@
 //! else a worker that leaves (it has nothing else to do), else another replica's. Among those who are equally near the
 //! load is [spread](super::spread) so that the most loaded sender sends least.
 
-use super::places::Places;
+use super::grid::Grid;
 use super::spread::{Parcel, spread};
 use super::stock::Stock;
 use crate::{Axis, PlanRequest, StageId, Transfer, Units, WorkerKey};
@@ -35,7 +35,7 @@ enum Distance {
 /// transfer.
 pub(super) fn transfers(
     request: &PlanRequest<'_>,
-    places: &Places<'_>,
+    grid: Grid,
     stock: &Stock<'_>,
     needs: &[Need<'_>],
 ) -> (Vec<Transfer>, BTreeMap<Axis, Units>) {
@@ -43,7 +43,7 @@ pub(super) fn transfers(
     if needs.is_empty() {
         return Default::default();
     }
-    let mut market = Market::new(request, places, stock);
+    let mut market = Market::new(request, grid, stock);
     let mut missing: BTreeMap<Axis, Vec<u32>> = BTreeMap::new();
     // Each parcel with the need it is for and its unit.
     let (mut parcels, mut contents) = (Vec::new(), Vec::new());
@@ -69,7 +69,7 @@ pub(super) fn transfers(
     let senders = spread(&parcels, &market.able, stock.holders.len());
     let mut found: BTreeMap<_, (Vec<u32>, u64)> = BTreeMap::new();
     for ((parcel, (need, unit)), sender) in parcels.iter().zip(contents).zip(senders) {
-        let key = (need.axis, stock.holders[sender], need.to);
+        let key = (need.axis, stock.holders[sender].worker, need.to);
         let (units, bytes) = found.entry(key).or_default();
         units.extend(unit);
         *bytes += parcel.bytes;
@@ -89,8 +89,7 @@ pub(super) fn transfers(
 struct Market<'a> {
     request: &'a PlanRequest<'a>,
     stock: &'a Stock<'a>,
-    /// The groups of those that do not leave, by holder.
-    groups: Vec<Option<usize>>,
+    grid: Grid,
     /// Shards by stage.
     of_stage: BTreeMap<StageId, Vec<usize>>,
     /// Lists of the nearest holders.
@@ -100,19 +99,12 @@ struct Market<'a> {
 }
 
 impl<'a> Market<'a> {
-    fn new(request: &'a PlanRequest<'a>, places: &Places<'_>, stock: &'a Stock<'a>) -> Self {
+    fn new(request: &'a PlanRequest<'a>, grid: Grid, stock: &'a Stock<'a>) -> Self {
         let mut of_stage: BTreeMap<StageId, Vec<usize>> = BTreeMap::new();
         for (index, shard) in stock.shards.iter().enumerate() {
             of_stage.entry(shard.stage).or_default().push(index);
         }
-        Self {
-            request,
-            stock,
-            groups: stock.groups(places),
-            of_stage,
-            able: Vec::new(),
-            known: HashMap::new(),
-        }
+        Self { request, stock, grid, of_stage, able: Vec::new(), known: HashMap::new() }
     }
 
     /// The list of the nearest of those whose units are such; `None` when there is nobody.
@@ -139,9 +131,10 @@ impl<'a> Market<'a> {
     }
 
     fn distance(&self, holder: usize, group: usize, home: Option<usize>) -> Distance {
-        let gpu = &self.stock.holders[holder].gpu;
-        let same_domain = || home.is_some() && self.request.topology.domain_of(gpu) == home;
-        match self.groups[holder] {
+        let holder = &self.stock.holders[holder];
+        let domain = || self.request.topology.domain_of(&holder.worker.gpu);
+        let same_domain = || home.is_some() && domain() == home;
+        match holder.place.map(|place| self.grid.group(place)) {
             Some(of) if of == group => Distance::Near,
             Some(_) | None if same_domain() => Distance::Near,
             None => Distance::Leaving,

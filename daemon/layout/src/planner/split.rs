@@ -1,9 +1,9 @@
 //! What the slots of a group shall own, given what they hold. Groups in the same situation share one answer.
 
+use super::grid::Grid;
 use super::partition;
-use super::places::Places;
-use super::stock::Stock;
-use crate::{Axis, Family, JobSpec, Partitions, StageId, Units, WorkerKey};
+use super::stock::{Member, Stock};
+use crate::{Axis, Family, JobSpec, Partitions, StageId, Units};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -51,14 +51,14 @@ impl<'a> Splits<'a> {
     }
 
     /// The split of a group with its members.
-    pub(super) fn of(&mut self, places: &Places<'_>, group: usize) -> usize {
-        let stage = places.stage(group);
-        let start = |(worker, place): (&Option<&WorkerKey>, usize)| match worker {
+    pub(super) fn of(&mut self, grid: Grid, group: usize) -> usize {
+        let stage = grid.stage(group);
+        let start = |member: &Option<Member<'_>>| match member {
             None => Start::Inactive,
-            Some(_) => self.stock.held(place, stage).map_or(Start::Empty, Start::Shard),
+            Some(member) => self.stock.held(member, stage).map_or(Start::Empty, Start::Shard),
         };
-        let workers = places.workers(group).iter().zip(places.of(group));
-        let starts = (stage, workers.map(start).collect::<Vec<_>>());
+        let members = self.stock.members(grid.of(group)).iter();
+        let starts = (stage, members.map(start).collect::<Vec<_>>());
         if let Some(&split) = self.known.get(&starts) {
             return split;
         }

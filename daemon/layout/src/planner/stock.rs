@@ -1,23 +1,24 @@
-//! What is held at the newest step, and by whom.
+//! Who is there, at which place, and what each holds at the newest step.
 
-use super::places::Places;
-use crate::{Axis, Holding, JobSpec, PlanRequest, StageId, Units, WorkerKey};
+use super::grid::Grid;
+use crate::{Axis, Holding, JobSpec, PlanRequest, StageId, Step, Units, WorkerKey};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// Workers that hold the same units share one shard.
 pub(super) struct Stock<'a> {
+    /// By place number.
+    members: Vec<Option<Member<'a>>>,
     pub(super) shards: Vec<Shard<'a>>,
-    /// In the order of their keys.
-    pub(super) holders: Vec<&'a WorkerKey>,
-    /// What the member at each place holds, by the place's number.
-    at: Vec<Option<Held>>,
+    /// Those who hold something, in the order of their keys.
+    pub(super) holders: Vec<Holder<'a>>,
 }
 
+/// Who shall train at a place.
 #[derive(Clone, Copy)]
-struct Held {
-    holder: usize,
-    shard: usize,
+pub(super) struct Member<'a> {
+    pub(super) worker: &'a WorkerKey,
+    shard: Option<usize>,
 }
 
 /// Units that someone holds, and of which stage they are.
@@ -28,61 +29,74 @@ pub(super) struct Shard<'a> {
     pub(super) holders: Vec<usize>,
 }
 
+pub(super) struct Holder<'a> {
+    pub(super) worker: &'a WorkerKey,
+    /// The number of its place; `None` for one that leaves.
+    pub(super) place: Option<usize>,
+}
+
 impl<'a> Stock<'a> {
     /// Holdings of older steps do not count (SAME-STEP), nor empty ones.
-    pub(super) fn new(request: &PlanRequest<'a>, places: &Places<'a>) -> Self {
-        let full = request.holdings.iter().filter(|(_, holding)| !holding.is_empty());
-        let newest = full.clone().map(|(_, holding)| holding.step).max();
-        let mut stock =
-            Self { shards: Vec::new(), holders: Vec::with_capacity(request.holdings.len()), at: Vec::new() };
-        let mut by_worker = HashMap::with_capacity(request.holdings.len());
+    pub(super) fn new(request: &PlanRequest<'a>, grid: Grid) -> Self {
         let mut known = Known::default();
-        for (worker, holding) in full.filter(|(_, holding)| Some(holding.step) == newest) {
-            let shard = known.shard(request.job, holding, &mut stock.shards);
-            let holder = stock.holders.len();
-            stock.shards[shard].holders.push(holder);
-            stock.holders.push(worker);
-            by_worker.insert(worker, Held { holder, shard });
-        }
-        let held = |worker: &Option<&WorkerKey>| by_worker.get((*worker)?).copied();
-        stock.at = places.all().iter().map(held).collect();
-        stock
-    }
+        let there = request.workers.iter().map(|(worker, candidate)| {
+            let place = candidate.place.and_then(|place| grid.number(place));
+            let shard = known.shard(request.job, &candidate.holding);
+            (worker, place, shard.map(|shard| (candidate.holding.step, shard)))
+        });
+        let there: Vec<_> = there.collect();
+        let newest = there.iter().filter_map(|(_, _, held)| held.map(|(step, _)| step)).max();
+        let is_newest = |(step, _): &(Step, usize)| Some(*step) == newest;
 
-    /// The shard of `stage` that the member at a place holds; with it come the replicated parameters.
-    pub(super) fn held(&self, place: usize, stage: StageId) -> Option<usize> {
-        let shard = self.at[place].map(|held| held.shard);
-        shard.filter(|&shard| self.shards[shard].stage == stage)
-    }
-
-    /// The group that each holder is a member of; `None` for one that leaves.
-    pub(super) fn groups(&self, places: &Places<'_>) -> Vec<Option<usize>> {
-        let mut groups = vec![None; self.holders.len()];
-        for (place, held) in self.at.iter().enumerate() {
-            if let Some(held) = held {
-                groups[held.holder] = Some(places.group(place));
+        let mut members = vec![None; grid.places()];
+        let mut shards = known.shards;
+        let mut holders = Vec::with_capacity(there.len());
+        for (worker, place, held) in there {
+            let shard = held.filter(is_newest).map(|(_, shard)| shard);
+            if let Some(place) = place {
+                members[place] = Some(Member { worker, shard });
+            }
+            if let Some(shard) = shard {
+                shards[shard].holders.push(holders.len());
+                holders.push(Holder { worker, place });
             }
         }
-        groups
+        Self { members, shards, holders }
+    }
+
+    /// The members at these places.
+    pub(super) fn members(&self, places: std::ops::Range<usize>) -> &[Option<Member<'a>>] {
+        &self.members[places]
+    }
+
+    /// The shard of `stage` that the member holds; with it come the replicated parameters.
+    pub(super) fn held(&self, member: &Member<'_>, stage: StageId) -> Option<usize> {
+        member.shard.filter(|&shard| self.shards[shard].stage == stage)
     }
 }
 
 /// The shards met so far: found by pointer, since most holdings are shared, else by content.
 #[derive(Default)]
 struct Known<'a> {
-    by_pointer: HashMap<*const BTreeMap<Axis, Units>, usize>,
+    shards: Vec<Shard<'a>>,
+    by_pointer: HashMap<*const BTreeMap<Axis, Units>, Option<usize>>,
     by_content: BTreeMap<&'a BTreeMap<Axis, Units>, usize>,
 }
 
 impl<'a> Known<'a> {
-    fn shard(&mut self, job: &JobSpec, holding: &'a Holding, shards: &mut Vec<Shard<'a>>) -> usize {
-        let by_content = &mut self.by_content;
-        *self.by_pointer.entry(Arc::as_ptr(&holding.units)).or_insert_with(|| {
-            *by_content.entry(&holding.units).or_insert_with(|| {
-                let stage = stage_of(job, holding);
-                shards.push(Shard { units: &holding.units, stage, holders: Vec::new() });
+    /// `None` for an empty holding.
+    fn shard(&mut self, job: &JobSpec, holding: &'a Holding) -> Option<usize> {
+        let Self { shards, by_pointer, by_content } = self;
+        *by_pointer.entry(Arc::as_ptr(&holding.units)).or_insert_with(|| {
+            let shard = || {
+                shards.push(Shard {
+                    units: &holding.units,
+                    stage: stage_of(job, holding),
+                    holders: Vec::new(),
+                });
                 shards.len() - 1
-            })
+            };
+            (!holding.is_empty()).then(|| *by_content.entry(&holding.units).or_insert_with(shard))
         })
     }
 }

@@ -73,8 +73,7 @@ impl Cluster {
             job: &job,
             topology: &Topology::default(),
             epoch: Epoch(1),
-            members: &members,
-            holdings: &holdings,
+            workers: &candidates(members.clone(), []),
             fresh: true,
         })
         .unwrap();
@@ -85,13 +84,16 @@ impl Cluster {
         cluster
     }
 
-    pub fn request(&self) -> PlanRequest<'_> {
+    pub fn workers(&self) -> BTreeMap<WorkerKey, Candidate> {
+        candidates(self.members.clone(), self.holdings.clone())
+    }
+
+    pub fn request<'a>(&'a self, workers: &'a BTreeMap<WorkerKey, Candidate>) -> PlanRequest<'a> {
         PlanRequest {
             job: &self.job,
             topology: &self.topology,
             epoch: Epoch(self.epoch),
-            members: &self.members,
-            holdings: &self.holdings,
+            workers,
             fresh: false,
         }
     }
@@ -118,7 +120,7 @@ impl Cluster {
     pub fn replan(&mut self) -> Result<&Plan, PlanError> {
         let step = Step(self.epoch);
         self.epoch += 1;
-        self.plan = plan(&self.request())?;
+        self.plan = plan(&self.request(&self.workers()))?;
         self.lint();
         self.commit(step);
         Ok(&self.plan)
@@ -126,7 +128,7 @@ impl Cluster {
 
     /// Some of the transfers arrive, then the reshard stops: receivers hold more than before, nobody less.
     pub fn stop_half_way(&mut self, transfers: usize) {
-        let Ok(plan) = plan(&self.request()) else {
+        let Ok(plan) = plan(&self.request(&self.workers())) else {
             return;
         };
         let step = self.newest();
@@ -146,7 +148,8 @@ impl Cluster {
     }
 
     fn lint(&self) {
-        let mut request = self.request();
+        let workers = self.workers();
+        let mut request = self.request(&workers);
         request.fresh = self.plan.fresh;
         let violations = check(&request, &self.plan);
         assert!(violations.is_empty(), "{violations:#?}");
