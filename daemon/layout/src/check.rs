@@ -2,26 +2,31 @@
 
 use crate::job::BatchPolicy;
 use crate::{
-    Axis, Group, Holding, JobSpec, Place, Plan, PlanRequest, ReplicaId, Slot, StageId, SyncColumns, Units,
-    WorkerKey,
+    Axis, Group, Holding, JobSpec, Place, Plan, PlanRequest, ReplicaId, Slot, StageId, SyncColumns, Transfer,
+    Units, WorkerKey,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// A rule that a plan breaks.
+///
+/// ONLY-COPY needs no rule of its own: by COVER every unit has an owner in each replica that trains, and by `Source` the owner holds
+/// it or receives it while the sender keeps its copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
     /// Groups and members are those of the job and the request; a replica trains as a whole or not at all.
     Members,
     /// COVER: each unit has exactly one owner in each training group.
     Cover,
-    /// Per axis the active slots of a group differ by at most one unit.
+    /// Per axis the active slots of a group differ by at most one unit, and so do sync columns.
     Balance,
-    /// Every training replica takes samples, no other does, and `keep_global` keeps the sum.
+    /// Every training replica takes samples, no other does, `keep_global` keeps the sum, and at most one share is no whole number of
+    /// micro-batches, if there is one for each replica.
     Batch,
-    /// SAME-STEP, NO-GUESS: senders hold what they send at the newest step; each missing unit arrives exactly once.
+    /// SAME-STEP, NO-GUESS: senders hold what they send at the newest step; each missing unit arrives exactly once, and from
+    /// the nearest: the own group or domain, else a leaving worker, else another replica.
     Source,
-    /// Each unit has one sync column; hosts are active and host one column.
+    /// Each unit has one sync column; hosts are active and host one column; nothing travels in one of the most reduced replicas.
     Sync,
     /// The byte counts are right.
     Bytes,
@@ -42,8 +47,8 @@ impl fmt::Display for Violation {
 /// Every rule that `plan`, as an answer to `request`, breaks. Empty for a good plan.
 pub fn check(request: &PlanRequest<'_>, plan: &Plan) -> Vec<Violation> {
     let asked = request.workers.iter().filter_map(|(worker, candidate)| Some((candidate.place?, worker)));
-    let asked = asked.collect();
-    let mut linter = Linter { request, job: request.job, plan, asked, found: Vec::new() };
+    let mut linter = Linter { request, job: request.job, plan, asked: asked.collect(), found: Vec::new() };
+    linter.places();
     linter.members();
     linter.groups();
     linter.batch();
@@ -73,6 +78,13 @@ impl Linter<'_> {
     fn trains(&self, replica: ReplicaId) -> bool {
         let mut groups = self.plan.layout.groups.iter();
         groups.any(|group| group.replica == replica && group.slots.iter().any(Option::is_some))
+    }
+
+    fn places(&mut self) {
+        let asked = self.request.workers.values().filter(|candidate| candidate.place.is_some()).count();
+        self.expect(asked == self.asked.len(), Rule::Members, || {
+            "two workers shall train at one place".into()
+        });
     }
 
     fn members(&mut self) {
@@ -152,6 +164,10 @@ impl Linter<'_> {
             BatchPolicy::Shrink => sum <= global,
         };
         self.expect(right, Rule::Batch, || format!("{batch:?} sums to {sum}, global is {global}"));
+        let micro = self.job.batch.micro;
+        let short = batch.iter().filter(|samples| *samples % micro != 0).count();
+        let whole = global < u64::from(micro) * replicas as u64 || short <= 1;
+        self.expect(whole, Rule::Batch, || format!("{batch:?} are no whole micro-batches of {micro}"));
     }
 
     /// The holding of a worker, if it is of the newest step and holds layers of `stage`.
@@ -188,6 +204,7 @@ impl Linter<'_> {
                 self.expect(false, Rule::Source, || format!("{name}: the receiver is no member"));
                 continue;
             };
+            self.nearest(transfer, place, &name);
             let (holds, bytes) = match (self.live(&transfer.from, place.stage), transfer.axis) {
                 (None, _) => (false, transfer.bytes),
                 (Some(_), None) => (transfer.units.is_empty(), self.job.replicated_bytes(place.stage)),
@@ -202,9 +219,13 @@ impl Linter<'_> {
                 format!("{name}: {} bytes, not {bytes}", transfer.bytes)
             });
         }
+        let mut to_balance = 0;
         for group in &plan.layout.groups {
-            self.arrivals(group, &mut arrived);
+            to_balance += self.arrivals(group, &mut arrived);
         }
+        self.expect(to_balance == plan.bytes_to_balance, Rule::Bytes, || {
+            format!("{to_balance} bytes move though the group holds them; said {}", plan.bytes_to_balance)
+        });
         for ((worker, axis), units) in arrived {
             self.expect(false, Rule::Source, || format!("{worker} needs no {axis:?} {units:?}"));
         }
@@ -214,12 +235,58 @@ impl Linter<'_> {
         });
     }
 
-    /// What each slot of the group owns and does not hold arrives once; takes it out of `arrived`.
+    /// Nobody who holds all of the transfer, or the replicated parameters, is nearer than its sender.
+    fn nearest(&mut self, transfer: &Transfer, to: Place, name: &str) {
+        let domain = |worker: &WorkerKey| self.request.topology.domain_of(&worker.gpu);
+        let distance = |worker: &WorkerKey| {
+            let at = self.request.workers.get(worker).and_then(|candidate| candidate.place);
+            let group = at.map(|at| (at.replica, at.stage));
+            let near = domain(worker).is_some() && domain(worker) == domain(&transfer.to);
+            match group {
+                Some(group) if group == (to.replica, to.stage) => 0,
+                Some(_) | None if near => 0,
+                None => 1,
+                Some(_) => 2,
+            }
+        };
+        let able = self.request.workers.keys().filter(|worker| {
+            let holding = self.live(worker, to.stage);
+            let all = |holding: &Holding| match transfer.axis {
+                Some(axis) => transfer.units.iter().all(|unit| holding.of(axis).contains(unit)),
+                None => true,
+            };
+            holding.is_some_and(all)
+        });
+        let nearest = able.map(distance).min();
+        let chosen = distance(&transfer.from);
+        self.expect(nearest.is_none_or(|nearest| nearest >= chosen), Rule::Source, || {
+            format!("{name}: someone nearer holds it")
+        });
+    }
+
+    /// What each slot of the group owns and does not hold arrives once; takes it out of `arrived`. Returns the bytes of
+    /// what another slot of the group holds.
     fn arrivals<'a>(
         &mut self,
         group: &'a Group,
         arrived: &mut BTreeMap<(&'a WorkerKey, Option<Axis>), Vec<&Units>>,
-    ) {
+    ) -> u64 {
+        let mut to_balance = 0;
+        let workers: Vec<_> = group.slots.iter().flatten().map(|member| &member.worker).collect();
+        let inside = |axis: Axis, unit: u32| {
+            workers
+                .iter()
+                .any(|worker| self.live(worker, group.stage).is_some_and(|held| held.of(axis).contains(unit)))
+        };
+        for (axis, sets) in group.partitions.iter() {
+            let units = group.slots.iter().zip(sets).flat_map(|(member, owned)| {
+                let held = member.as_ref().and_then(|member| self.live(&member.worker, group.stage));
+                let held = held.map(|held| held.of(*axis)).unwrap_or_default();
+                owned.iter().filter(move |unit| !held.contains(*unit))
+            });
+            let moved = units.filter(|unit| inside(*axis, *unit)).count() as u64;
+            to_balance += moved * self.job.unit_bytes(group.stage, axis.family);
+        }
         for (slot, member) in group.slots.iter().enumerate() {
             let Some(worker) = member.as_ref().map(|member| &member.worker) else {
                 continue;
@@ -242,6 +309,7 @@ impl Linter<'_> {
                 });
             }
         }
+        to_balance
     }
 
     fn sync(&mut self, stage: StageId) {
@@ -275,7 +343,20 @@ impl Linter<'_> {
             let units = self.job.model.units(axis.axis.family);
             let right = axis.columns.len() == least && covers(&axis.columns, units);
             self.expect(right, Rule::Sync, || format!("{}: {:?}", axis.axis, axis.columns));
+            let sizes = axis.columns.iter().map(Units::len);
+            let spread = sizes.clone().max().unwrap_or(0) - sizes.min().unwrap_or(0);
+            self.expect(spread <= 1, Rule::Balance, || format!("{}: columns {:?}", axis.axis, axis.columns));
         }
+        let at_rest = |(group, hosts): (&&Group, &Vec<Slot>)| {
+            hosts.len() == group.slots.iter().flatten().count()
+                && sync.axes.iter().all(|axis| {
+                    let sets = group.partitions.get(&axis.axis);
+                    let owned = hosts.iter().map(|host| sets.and_then(|sets| sets.get(host.0 as usize)));
+                    owned.eq(axis.columns.iter().map(Some))
+                })
+        };
+        let rest = least == 0 || groups.iter().zip(&sync.hosts).any(at_rest);
+        self.expect(rest, Rule::Sync, || format!("stage {stage}: gradients travel in every replica"));
     }
 }
 

@@ -286,8 +286,11 @@ fn the_linter_finds_faults() {
     has(Rule::Source, &|plan| plan.transfers[0].from = common::worker(Place::new(1, 0, 0), 5));
     has(Rule::Bytes, &|plan| plan.transfers[0].bytes -= 1);
     has(Rule::Bytes, &|plan| plan.bytes_moved += 1);
+    has(Rule::Bytes, &|plan| plan.bytes_to_balance += 1);
     has(Rule::Sync, &|plan| plan.layout.sync[0].hosts[1][0] = plan.layout.sync[0].hosts[1][1]);
     has(Rule::Sync, &|plan| drop(plan.layout.sync[0].axes[0].columns.pop()));
+    has(Rule::Sync, &|plan| plan.layout.sync[0].axes[0].columns.swap(0, 1));
+    has(Rule::Batch, &|plan| plan.layout.batch = vec![13, 19]);
 }
 
 #[test]

@@ -94,14 +94,14 @@ struct Market<'a> {
     of_stage: BTreeMap<StageId, Vec<usize>>,
     /// Lists of the nearest holders.
     able: Vec<Vec<usize>>,
-    /// Which list is for a receiver's group and the shards that have what it needs.
-    known: HashMap<(usize, Vec<usize>), usize>,
+    /// Which list is for a receiver's group and domain and the shards that have what it needs.
+    known: HashMap<(usize, Option<usize>, Vec<usize>), usize>,
 }
 
 impl<'a> Market<'a> {
     fn new(request: &'a PlanRequest<'a>, grid: Grid, stock: &'a Stock<'a>) -> Self {
         let mut of_stage: BTreeMap<StageId, Vec<usize>> = BTreeMap::new();
-        for (index, shard) in stock.shards.iter().enumerate() {
+        for (index, shard) in stock.shards.iter().enumerate().filter(|(_, shard)| !shard.holders.is_empty()) {
             of_stage.entry(shard.stage).or_default().push(index);
         }
         Self { request, stock, grid, of_stage, able: Vec::new(), known: HashMap::new() }
@@ -114,12 +114,12 @@ impl<'a> Market<'a> {
         if shards.is_empty() {
             return None;
         }
-        let key = (need.group, shards);
+        let home = self.request.topology.domain_of(&need.to.gpu);
+        let key = (need.group, home, shards);
         if let Some(&list) = self.known.get(&key) {
             return Some(list);
         }
-        let home = self.request.topology.domain_of(&need.to.gpu);
-        let holders = key.1.iter().flat_map(|&shard| &self.stock.shards[shard].holders);
+        let holders = key.2.iter().flat_map(|&shard| &self.stock.shards[shard].holders);
         let mut at: Vec<(Distance, usize)> =
             holders.map(|&holder| (self.distance(holder, need.group, home), holder)).collect();
         at.sort_unstable();

@@ -25,7 +25,7 @@ pub(super) struct Member<'a> {
 pub(super) struct Shard<'a> {
     pub(super) units: &'a BTreeMap<Axis, Units>,
     pub(super) stage: StageId,
-    /// Indices of those who hold just these.
+    /// Indices of those who hold just these; none when all stand at an older step.
     pub(super) holders: Vec<usize>,
 }
 
