@@ -2,8 +2,8 @@
 
 use crate::job::BatchPolicy;
 use crate::{
-    Axis, Group, Holding, JobSpec, Place, Plan, PlanRequest, ReplicaId, Slot, StageId, SyncColumns, Transfer,
-    Units, WorkerKey,
+    Axis, Group, Holding, JobSpec, Place, Plan, PlanRequest, ReplicaId, Slot, StageId, Step, SyncColumns,
+    Transfer, Units, WorkerKey,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -47,7 +47,14 @@ impl fmt::Display for Violation {
 /// Every rule that `plan`, as an answer to `request`, breaks. Empty for a good plan.
 pub fn check(request: &PlanRequest<'_>, plan: &Plan) -> Vec<Violation> {
     let asked = request.workers.iter().filter_map(|(worker, candidate)| Some((candidate.place?, worker)));
-    let mut linter = Linter { request, job: request.job, plan, asked: asked.collect(), found: Vec::new() };
+    let mut linter = Linter {
+        request,
+        job: request.job,
+        plan,
+        asked: asked.collect(),
+        newest: newest(request),
+        found: Vec::new(),
+    };
     linter.places();
     linter.members();
     linter.groups();
@@ -65,10 +72,12 @@ struct Linter<'a> {
     plan: &'a Plan,
     /// Who shall train where.
     asked: BTreeMap<Place, &'a WorkerKey>,
+    /// The step at which holdings count.
+    newest: Option<Step>,
     found: Vec<Violation>,
 }
 
-impl Linter<'_> {
+impl<'a> Linter<'a> {
     fn expect(&mut self, holds: bool, rule: Rule, detail: impl FnOnce() -> String) {
         if !holds {
             self.found.push(Violation { rule, detail: detail() });
@@ -171,19 +180,17 @@ impl Linter<'_> {
     }
 
     /// The holding of a worker, if it is of the newest step and holds layers of `stage`.
-    fn live(&self, worker: &WorkerKey, stage: StageId) -> Option<&Holding> {
-        let full = |holding: &&Holding| holding.units.values().any(|units| !units.is_empty());
-        let holdings = || self.request.workers.values().map(|candidate| &candidate.holding);
-        let newest = holdings().filter(full).map(|holding| holding.step).max()?;
-        let holding = self.request.workers.get(worker).map(|candidate| &candidate.holding).filter(full)?;
-        let layers = self.job.stage_layers(stage);
+    fn live(&self, worker: &WorkerKey, stage: StageId) -> Option<&'a Holding> {
+        let holding = &self.request.workers.get(worker)?.holding;
         let mut held = holding.units.iter().filter(|(_, units)| !units.is_empty());
+        let (first, _) = held.clone().next()?;
+        let layers = self.job.stage_layers(stage);
         // Vocabulary rows alone could be the first stage's.
-        let here = match held.find_map(|(axis, _)| axis.layer) {
+        let here = match held.find_map(|(axis, _)| axis.layer).or(first.layer) {
             Some(layer) => layers.contains(&layer) || (stage.0 == 0 && layer >= self.job.model.layers),
             None => stage.0 == 0,
         };
-        (holding.step == newest && here).then_some(holding)
+        (Some(holding.step) == self.newest && here).then_some(holding)
     }
 
     fn sources(&mut self) {
@@ -266,7 +273,7 @@ impl Linter<'_> {
 
     /// What each slot of the group owns and does not hold arrives once; takes it out of `arrived`. Returns the bytes of
     /// what another slot of the group holds.
-    fn arrivals<'a>(
+    fn arrivals(
         &mut self,
         group: &'a Group,
         arrived: &mut BTreeMap<(&'a WorkerKey, Option<Axis>), Vec<&Units>>,
@@ -358,6 +365,13 @@ impl Linter<'_> {
         let rest = least == 0 || groups.iter().zip(&sync.hosts).any(at_rest);
         self.expect(rest, Rule::Sync, || format!("stage {stage}: gradients travel in every replica"));
     }
+}
+
+/// The newest step at which anybody holds anything.
+fn newest(request: &PlanRequest<'_>) -> Option<Step> {
+    let holdings = request.workers.values().map(|candidate| &candidate.holding);
+    let full = holdings.filter(|holding| holding.units.values().any(|units| !units.is_empty()));
+    full.map(|holding| holding.step).max()
 }
 
 /// Whether the sets hold each of `units` units exactly once.

@@ -137,7 +137,7 @@ fn case() -> impl Strategy<Value = Case> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(800))]
+    #![proptest_config(common::cases(800))]
 
     #[test]
     fn as_every_set_planned(case in case()) {

@@ -108,7 +108,7 @@ fn reduced(case: &Case, power_boost: bool) -> Option<(Plan, Cluster)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(common::cases(1000))]
 
     #[test]
     fn ratios_are_against_the_nominal_layout(case in case()) {

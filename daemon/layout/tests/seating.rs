@@ -269,7 +269,7 @@ fn groups(seating: &Seating) -> BTreeMap<Group, Vec<(Slot, GpuId, bool)>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(common::cases(2000))]
 
     #[test]
     fn any_sequence_of_losses_and_returns_keeps_the_rules(case in case()) {

@@ -3,9 +3,8 @@
 
 mod common;
 
-use common::{Cluster, job};
+use common::{Cluster, cases, job};
 use proptest::prelude::*;
-use proptest::test_runner::FileFailurePersistence;
 use reknit_layout::*;
 
 #[derive(Debug, Clone)]
@@ -59,15 +58,16 @@ fn jobs(least: u32) -> impl Strategy<Value = JobSpec> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: 400,
-        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(cases(2000))]
 
     #[test]
-    fn any_sequence_keeps_the_rules(job in any_job(), changes in prop::collection::vec(change(), 1..12)) {
+    fn any_sequence_keeps_the_rules(
+        job in any_job(),
+        domains in 0..4_usize,
+        changes in prop::collection::vec(change(), 1..12),
+    ) {
         let mut cluster = Cluster::start(job);
+        cluster.settle(domains);
         for change in &changes {
             let places: Vec<Place> = cluster.members.keys().copied().collect();
             let parallel = &cluster.job.parallel;

@@ -1,6 +1,7 @@
 //! A cluster without processes: who is a member and what everybody holds, for tests of the planner.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses another part of this module")]
 
+use proptest::test_runner::{Config as ProptestConfig, FileFailurePersistence};
 use reknit_layout::job::*;
 use reknit_layout::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,6 +42,15 @@ pub fn job(data: u32, tensor: u32, kv_heads: u32, ffn_units: u32, vocab_units: u
         recovery: RecoverySpec::default(),
         checkpoint: CheckpointSpec::default(),
         run: RunSpec { steps: 100, seed: 1 },
+    }
+}
+
+/// As many cases; one that fails is written down beside the test and tried again ever after.
+pub fn cases(count: u32) -> ProptestConfig {
+    ProptestConfig {
+        cases: count,
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
+        ..ProptestConfig::default()
     }
 }
 
@@ -96,6 +106,24 @@ impl Cluster {
             workers,
             fresh: false,
         }
+    }
+
+    /// Puts the groups into so many domains in turn; 0: nothing is known of where GPUs are.
+    pub fn settle(&mut self, domains: usize) {
+        let node = |number: usize| {
+            let places = self.members.keys().filter(|place| {
+                let group = place.replica.0 * self.job.parallel.pipeline + place.stage.0;
+                group as usize % domains == number
+            });
+            let gpus = places.map(|place| GpuId(format!("GPU-{place}"))).collect();
+            topology::Node { name: NodeName(format!("n{number}")), gpus }
+        };
+        let domain = |number: usize| topology::Domain {
+            name: DomainName(format!("d{number}")),
+            nodes: vec![node(number)],
+            power_budget: None,
+        };
+        self.topology = Topology::new((0..domains).map(domain).collect(), None);
     }
 
     /// The worker of `place` is gone with all it held.
