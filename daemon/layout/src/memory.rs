@@ -22,7 +22,9 @@
 //! | of attention weights, some rows at a time | `min(64, seq_len) seq_len` |
 //! | rotary angles | `seq_len head_dim` |
 //!
-//! and 4 bytes for each token of the text. Not counted: what communicators and libraries keep for themselves, and
+//! and 4 bytes for each token of the text. With several stages, micro-batches follow on each other and a stage keeps those
+//! on their way through the stages after it: what is kept from forward to backward, in the table the rows down to the last
+//! stage's, counts `min(stages - stage, micro-batches of the step)` times (the order one forward, one backward). Not counted: what communicators and libraries keep for themselves, and
 //! the shard that a worker holds beside its new one while slices move.
 
 use crate::job::{Dtype, ModelSpec};
@@ -91,7 +93,7 @@ fn state_bytes(job: &JobSpec, group: &Group, slot: Slot) -> u128 {
     (owned.sum::<u128>() + u128::from(replicated)) * each
 }
 
-/// What one micro-batch leaves from forward to backward, and the buffers of backward.
+/// What the micro-batches on their way leave from forward to backward, and the buffers of backward.
 fn activation_bytes(job: &JobSpec, group: &Group, slot: Slot) -> u128 {
     let model = &job.model;
     let (micro, seq_len) = (u128::from(job.batch.micro), u128::from(model.seq_len));
@@ -110,16 +112,18 @@ fn activation_bytes(job: &JobSpec, group: &Group, slot: Slot) -> u128 {
         values += tokens * 3 * ffn;
         (wide, narrow) = (wide.max(attn.projected).max(2 * ffn), narrow.max(attn.results).max(ffn));
     }
-    values += 2 * tokens * hidden + tokens * (wide + narrow);
-    values += u128::from(QUERY_BLOCK.min(model.seq_len)) * seq_len;
-    values += seq_len * u128::from(model.head_dim());
     let mut bytes = micro * (seq_len + 1) * 4;
     if last {
         let rows = units(group, Axis::vocab(), slot) * u128::from(model.vocab_block);
         values += tokens * (rows + 3);
         bytes += tokens * TARGET_ROW;
     }
-    bytes + values * u128::from(model.dtype.gradient_bytes())
+    let mut buffers = 2 * tokens * hidden + tokens * (wide + narrow);
+    buffers += u128::from(QUERY_BLOCK.min(model.seq_len)) * seq_len;
+    buffers += seq_len * u128::from(model.head_dim());
+    let value = u128::from(model.dtype.gradient_bytes());
+    let under_way = (job.parallel.pipeline - group.stage.0).min(job.batch.global.div_ceil(job.batch.micro));
+    u128::from(under_way) * (bytes + values * value) + buffers * value
 }
 
 /// Widths of the attention of some units.

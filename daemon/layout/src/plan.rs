@@ -50,8 +50,8 @@ pub struct Plan {
     pub fresh: bool,
     pub bytes_moved: u64,
     /// The least that any plan to a balanced layout of these members must move into new owners. Balanced: at most one
-    /// unit between the slots of a group, and at full degree the sizes of the nominal layout (so that growth ends
-    /// where it began).
+    /// unit between the slots of a group, and at full degree the sizes of the nominal layout. More moves only where a group
+    /// becomes whole again while its slots hold other units than their nominal ones.
     pub bytes_lower_bound: u64,
     /// The part of `bytes_moved` that slots of the same group held already and give up for the balance. The rest has no holder
     /// left among the group's slots.

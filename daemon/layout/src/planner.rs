@@ -15,10 +15,11 @@ mod spread;
 mod stock;
 mod sync;
 
-use crate::{Draft, Group, Layout, Member, Plan, PlanError, PlanRequest, cost, memory};
+use crate::{Axis, Draft, Group, Layout, Member, Plan, PlanError, PlanRequest, Units, cost, memory};
 use grid::Grid;
 use sources::Need;
 use split::Splits;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use stock::Stock;
 
@@ -29,6 +30,26 @@ use stock::Stock;
 pub fn plan(request: &PlanRequest<'_>) -> Result<Plan, PlanError> {
     let Draft { plan, missing } = draft(request)?;
     if missing.is_empty() { Ok(plan) } else { Err(PlanError::Unrecoverable(missing)) }
+}
+
+/// The units that nobody holds at the newest step, each stage asked for itself.
+pub fn lost(request: &PlanRequest<'_>) -> BTreeMap<Axis, Units> {
+    let job = request.job;
+    let stock = Stock::new(request, Grid::new(job));
+    let mut lost: BTreeMap<Axis, Units> = BTreeMap::new();
+    for stage in job.stages() {
+        let shards = stock.shards.iter().filter(|shard| shard.stage == stage && !shard.holders.is_empty());
+        for axis in job.stage_axes(stage) {
+            let all = Units::range(0, job.model.units(axis.family));
+            let held = shards.clone().filter_map(|shard| shard.units.get(&axis));
+            let left = held.fold(all, |left, held| left.difference(held));
+            if !left.is_empty() {
+                let units = lost.entry(axis).or_default();
+                *units = units.union(&left);
+            }
+        }
+    }
+    lost
 }
 
 /// Plans as [`plan`] does, but answers also where units have no live holder.

@@ -97,9 +97,10 @@ proptest! {
                 Ok(plan) => {
                     // The bound is of the state before the plan is carried out.
                     let layout_before = std::mem::replace(&mut cluster.plan, plan.clone());
-                    let bound = cluster.lower_bound();
+                    let (bound, above) = cluster.bytes_to_move();
                     cluster.plan = layout_before;
-                    prop_assert_eq!(plan.bytes_moved, bound);
+                    prop_assert_eq!(plan.bytes_moved, bound + above);
+                    prop_assert!(cluster.whole_groups_are_nominal(&plan.layout));
                     prop_assert_eq!(plan.bytes_lower_bound, bound);
                     cluster.replan().unwrap();
                 }

@@ -4,8 +4,10 @@
 //! `U / t` units and `U mod t` slots one more. The slots with one more follow on each other from a first one that the caller
 //! rotates over the layers, so that no slot carries every extra unit.
 //!
-//! **Balanced sizes.** At full degree they are the nominal sizes, slot by slot: growth back to the full degree ends
-//! where it began. At a reduced degree `d` every slot owns `U / d` units and any `U mod d` slots one more. Which ones is
+//! **Full degree.** The partition is the nominal one, so growth ends where it began, whatever came between. Where survivors hold
+//! other units than their own by then, that moves more than balance alone would.
+//!
+//! **Balanced sizes.** At a reduced degree `d` every slot owns `U / d` units and any `U mod d` slots one more. Which ones is
 //! free: first those that can keep a unit by it, then in the rotating order above, over the active slots.
 //!
 //! **Least movement.** Under those sizes as many units as possible stay with a slot that holds them (a maximum flow
@@ -39,6 +41,8 @@ pub(super) struct Partition {
     /// One set per nominal slot, empty where inactive.
     pub(super) owned: Vec<Units>,
     pub(super) kept: u32,
+    /// How many could stay in some partition with these sizes.
+    pub(super) could_stay: u32,
 }
 
 /// Partitions `units` over the active slots. `held` has one entry per nominal slot: `None` where inactive, otherwise
@@ -81,7 +85,12 @@ pub(super) fn partition(units: u32, first_extra: &dyn Fn(u32) -> u32, held: &[Op
         }
     }
     seats.keep_more(&rotated, held);
-    let kept = seats.load.iter().sum();
+    let could_stay = seats.load.iter().sum();
+    if all_active {
+        let own = nominal.iter().zip(held);
+        let own = own.map(|(own, held)| held.as_ref().map_or(0, |held| own.intersection(held).len()));
+        return Partition { kept: own.sum(), owned: nominal, could_stay };
+    }
 
     for &slot in &rotated {
         seats.take_extra(slot);
@@ -98,7 +107,7 @@ pub(super) fn partition(units: u32, first_extra: &dyn Fn(u32) -> u32, held: &[Op
         let left: Vec<u32> = set.iter().filter(|unit| seats.owner[*unit as usize].is_none()).collect();
         seats.deal(&left, &active, &mut next);
     }
-    Partition { owned: seats.sets(slots), kept }
+    Partition { owned: seats.sets(slots), kept: could_stay, could_stay }
 }
 
 /// Why a slot that holds a unit would keep it, best reason first.

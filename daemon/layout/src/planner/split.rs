@@ -84,7 +84,7 @@ impl<'a> Splits<'a> {
             if !self.fresh {
                 let bytes = job.unit_bytes(stage, axis.family);
                 let anywhere = held.iter().flatten().fold(Units::new(), |sum, held| sum.union(held));
-                split.bytes_lower_bound += u64::from(units - made.kept) * bytes;
+                split.bytes_lower_bound += u64::from(units - made.could_stay) * bytes;
                 split.bytes_to_balance += u64::from(anywhere.len() - made.kept) * bytes;
                 split.lacks.extend(lacks(axis, &held, &made.owned));
             }

@@ -175,6 +175,17 @@ impl Cluster {
         live.map(|holding| holding.step).max().unwrap()
     }
 
+    /// Growth ends where it began, whatever came between.
+    pub fn whole_groups_are_nominal(&self, layout: &Layout) -> bool {
+        let nominal = Self::start(self.job.clone()).plan.layout;
+        let whole = |group: &&Group| group.degree() == self.job.parallel.tensor;
+        let groups = layout.groups.iter().filter(whole);
+        groups.into_iter().all(|group| {
+            let first = nominal.group(group.replica, group.stage).unwrap();
+            group.partitions == first.partitions
+        })
+    }
+
     fn lint(&self) {
         let workers = self.workers();
         let mut request = self.request(&workers);
@@ -195,8 +206,9 @@ impl Cluster {
     }
 
     /// The bytes that must move, by the min-cut formula: a group can keep no more units of an axis than, for any set of
-    /// its slots, the places of that set and the units held by the others. Independent of the planner's search.
-    pub fn lower_bound(&self) -> u64 {
+    /// its slots, the places of that set and the units held by the others. Independent of the planner's search. And the bytes that
+    /// a whole group moves above that to become nominal.
+    pub fn bytes_to_move(&self) -> (u64, u64) {
         let newest = self.newest();
         let live = |worker: &WorkerKey, stage: StageId| {
             let holding = self.holdings.get(worker);
@@ -209,7 +221,7 @@ impl Cluster {
                 .filter(|holding| !holding.is_empty() && holding.step == newest)
                 .filter(|holding| layers.contains(&first(holding)))
         };
-        let mut bytes = 0;
+        let (mut bytes, mut above) = (0, 0);
         for group in &self.plan.layout.groups {
             let workers: Vec<_> = group.slots.iter().flatten().map(|member| &member.worker).collect();
             let new = workers.iter().filter(|worker| live(worker, group.stage).is_none()).count();
@@ -238,10 +250,16 @@ impl Cluster {
                     outside.flat_map(|(_, units)| units).collect::<BTreeSet<_>>().len() as u32
                 };
                 let kept = (0..1_u32 << degree).map(|set| places(set) + others(set)).min().unwrap();
-                bytes += u64::from(units - kept) * self.job.unit_bytes(group.stage, axis.family);
+                let unit = self.job.unit_bytes(group.stage, axis.family);
+                bytes += u64::from(units - kept) * unit;
+                if full {
+                    let own = sets.iter().zip(&held);
+                    let own = own.map(|(own, held)| own.iter().filter(|unit| held.contains(unit)).count());
+                    above += (u64::from(kept) - own.sum::<usize>() as u64) * unit;
+                }
             }
         }
-        bytes
+        (bytes, above)
     }
 }
 
