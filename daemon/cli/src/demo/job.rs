@@ -15,6 +15,7 @@ pub(crate) const TENSOR: u32 = 4;
 
 /// A transformer of about 3 million parameters. Both split families have 12 units, which 4 and 3 divide.
 pub(crate) fn spec(data: &Chosen, steps: u64, seed: u64, cores: usize) -> JobSpec {
+    let global = global_batch(cores);
     let escaped = data.files.iter().filter_map(|file| file.to_str()).map(glob::Pattern::escape);
     JobSpec {
         name: NAME.to_owned(),
@@ -34,7 +35,8 @@ pub(crate) fn spec(data: &Chosen, steps: u64, seed: u64, cores: usize) -> JobSpe
             dtype: Dtype::F32,
         },
         parallel: ParallelSpec { data: REPLICAS, tensor: TENSOR, pipeline: 1, min_tensor: 2 },
-        batch: BatchSpec { global: global_batch(cores), micro: 8, policy: BatchPolicy::KeepGlobal },
+        // Each replica computes its share at once, so that shares can be divided to the sample.
+        batch: BatchSpec { global, micro: global, policy: BatchPolicy::KeepGlobal },
         optimizer: OptimizerSpec {
             lr: 3e-3,
             warmup_steps: (steps / 10).max(1),
