@@ -182,13 +182,12 @@ impl<'a> Linter<'a> {
     /// The holding of a worker, if it is of the newest step and holds layers of `stage`.
     fn live(&self, worker: &WorkerKey, stage: StageId) -> Option<&'a Holding> {
         let holding = &self.request.workers.get(worker)?.holding;
-        let mut held = holding.units.iter().filter(|(_, units)| !units.is_empty());
-        let (first, _) = held.clone().next()?;
-        let layers = self.job.stage_layers(stage);
-        // Vocabulary rows alone could be the first stage's.
-        let here = match held.find_map(|(axis, _)| axis.layer).or(first.layer) {
-            Some(layer) => layers.contains(&layer) || (stage.0 == 0 && layer >= self.job.model.layers),
-            None => stage.0 == 0,
+        let mut held = holding.units.iter().filter(|(_, units)| !units.is_empty()).peekable();
+        held.peek()?;
+        // Vocabulary rows alone could be the first stage's or the last one's.
+        let here = match held.find_map(|(axis, _)| axis.layer) {
+            Some(layer) => self.job.stage_layers(stage).contains(&layer),
+            None => self.job.parallel.pipeline == 1,
         };
         (Some(holding.step) == self.newest && here).then_some(holding)
     }

@@ -62,9 +62,9 @@ pub fn lost(request: &PlanRequest<'_>) -> BTreeMap<Axis, Units> {
 /// [`PlanError::TooFew`] when no replica trains, [`PlanError::Memory`] when a slot's share is too large for its GPU.
 pub fn draft(request: &PlanRequest<'_>) -> Result<Draft, PlanError> {
     let job = request.job;
-    let training = job.training(request.workers.values().filter_map(|candidate| candidate.place))?;
     let grid = Grid::new(job);
     let stock = Stock::new(request, grid);
+    let training = job.training(stock.places(grid))?;
     let mut splits = Splits::new(job, request.fresh, &stock);
     let trains = |group| training.binary_search(&grid.replica(group)).is_ok();
     let split_of: Vec<Option<usize>> =

@@ -43,6 +43,15 @@ impl JobSpec {
         start(stage.0)..start(stage.0 + 1)
     }
 
+    /// The stage of a layer, if the model has it.
+    pub fn stage_of(&self, layer: u32) -> Option<StageId> {
+        let (size, longer) =
+            (self.model.layers / self.parallel.pipeline, self.model.layers % self.parallel.pipeline);
+        let in_longer = longer * (size + 1);
+        let stage = if layer < in_longer { layer / (size + 1) } else { longer + (layer - in_longer) / size };
+        (layer < self.model.layers).then_some(StageId(stage))
+    }
+
     /// The axes of a stage in a fixed order. The first stage has the embedding and the last one the head: both
     /// are `vocab`.
     pub fn stage_axes(&self, stage: StageId) -> Vec<Axis> {

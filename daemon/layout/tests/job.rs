@@ -55,7 +55,7 @@ fn errors_name_the_line_the_key_and_what_is_allowed() {
             "heads = 10",
             "model.heads = 10 is not divisible by kv_heads = 12: every KV head goes with",
         ),
-        ("layers", "layers = 0", "model.layers = 0 is out of range: allowed are 1 to 16384"),
+        ("layers", "layers = 0", "model.layers = 0 is out of range: allowed are 1 to 4096"),
         (
             "layers",
             "layers = -1",
@@ -212,10 +212,11 @@ fn a_missing_key_or_table_is_named() {
 
 #[test]
 fn a_model_whose_bytes_cannot_be_counted_is_refused() {
-    let huge = with("layers", "layers = 16384")
+    let huge = with("layers", "layers = 4096")
         .replace("hidden = 192", "hidden = 1048576")
         .replace("ffn = 768", "ffn = 16777216")
-        .replace("ffn_block = 16", "ffn_block = 4096");
+        .replace("ffn_block = 16", "ffn_block = 16384")
+        .replace("dtype = \"f32\"", "dtype = \"f64\"");
     let error = refused(&huge);
     assert!(error.contains("model.layers and the other sizes make"), "{error}");
 }

@@ -330,11 +330,29 @@ fn memory_of_a_slot() {
     assert_eq!(memory::slot_bytes(&cluster.job, group, absent), 0);
 }
 
+/// Of three stages the first keeps up to three micro-batches, the last one.
+#[test]
+fn a_stage_keeps_the_micro_batches_on_their_way() {
+    let bytes = |micro_batches: u32, stage: usize| {
+        let mut job = job(1, 2, 4, 4, 8);
+        job.parallel.pipeline = 3;
+        job.batch = BatchSpec { global: 4 * micro_batches, micro: 4, policy: BatchPolicy::KeepGlobal };
+        let cluster = Cluster::start(job);
+        memory::slot_bytes(&cluster.job, &cluster.plan.layout.groups[stage], Slot(0))
+    };
+    let more = |micro_batches, stage| bytes(micro_batches, stage) - bytes(1, stage);
+    let one = more(2, 0);
+    assert!(one > 4 * 64 * 64 * 4);
+    assert_eq!([1, 3, 9].map(|count| more(count, 0)), [0, 2 * one, 2 * one]);
+    assert_eq!(more(9, 1), more(2, 1));
+    assert_eq!(more(9, 2), 0);
+}
+
 /// The largest of every size that a job may have.
 #[test]
 fn no_size_wraps_around() {
     let mut job = job(1, 1, 1, 1, 8);
-    job.model.layers = 1 << 14;
+    job.model.layers = 1 << 12;
     job.model.seq_len = 1 << 24;
     job.batch = BatchSpec { global: 1 << 20, micro: 1 << 20, policy: BatchPolicy::KeepGlobal };
     job.model.heads = 1 << 16;

@@ -102,7 +102,7 @@ fn extras_rotate_over_the_layers() {
     let carriers: Vec<_> = (0..5)
         .map(|layer| sizes(group(&cluster, 0), Axis::attn(layer)).iter().position(|size| *size == 6).unwrap())
         .collect();
-    assert_eq!(carriers, [0, 2, 3, 0, 2]);
+    assert_eq!(carriers, [2, 3, 0, 2, 3]);
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn counts_that_do_not_divide() {
     let mut cluster = Cluster::start(job(2, 8, 64, 64, 64));
     cluster.lose(Place::new(0, 0, 5));
     cluster.replan().unwrap();
-    assert_eq!(sizes(group(&cluster, 0), Axis::attn(0)), [10, 9, 9, 9, 9, 0, 9, 9]);
+    assert_eq!(sizes(group(&cluster, 0), Axis::attn(0)), [9, 10, 9, 9, 9, 0, 9, 9]);
 
     let mut cluster = Cluster::start(job(2, 32, 128, 128, 128));
     cluster.lose(Place::new(1, 0, 0));

@@ -14,10 +14,14 @@ pub struct Invalid {
 }
 
 // Far above any model there is, and low enough that no product of sizes overflows before it is checked.
-const MOST_LAYERS: u32 = 1 << 14;
+const MOST_LAYERS: u32 = 1 << 12;
 const MOST_WIDE: u32 = 1 << 20;
 const MOST_LONG: u32 = 1 << 24;
 const MOST_UNITS: u32 = 1 << 16;
+/// Over all layers. A model of 405 billion parameters with `ffn_block = 1` has 6.7 million.
+const MOST_UNITS_IN_ALL: u64 = 1 << 24;
+/// Over all layers: each axis is divided over the slots.
+const MOST_PARTS: u64 = 1 << 18;
 const MOST_REPLICAS: u32 = 1 << 16;
 const MOST_SLOTS: u32 = 1 << 10;
 const MOST_GPUS: u64 = 1 << 20;
@@ -127,6 +131,18 @@ impl JobSpec {
         let gpus = groups * u64::from(parallel.tensor);
         require(gpus <= MOST_GPUS, "parallel.data", || {
             format!("with pipeline and tensor makes {gpus} GPUs: allowed are up to {MOST_GPUS}")
+        })?;
+        let layers = u64::from(model.layers);
+        let a_layer = u64::from(model.units(Family::Attn)) + u64::from(model.units(Family::Ffn));
+        let units = layers * a_layer + u64::from(model.units(Family::Vocab));
+        require(units <= MOST_UNITS_IN_ALL, "model.layers", || {
+            format!(
+                "with kv_heads and the blocks makes {units} units: allowed are up to {MOST_UNITS_IN_ALL}; larger blocks make fewer"
+            )
+        })?;
+        let parts = layers * u64::from(parallel.tensor);
+        require(parts <= MOST_PARTS, "model.layers", || {
+            format!("times parallel.tensor is {parts}: allowed are up to {MOST_PARTS}")
         })?;
         // Without a topology file each group's domain has as many further GPUs.
         let most = (MOST_SPARE_SEATS / groups).min(MOST_SLOTS.into());

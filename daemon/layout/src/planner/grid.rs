@@ -1,6 +1,6 @@
 //! The nominal places by number: by replica, then stage, then slot. Groups are numbered alike.
 
-use crate::{JobSpec, Place, ReplicaId, StageId};
+use crate::{JobSpec, Place, ReplicaId, Slot, StageId};
 use std::ops::Range;
 
 #[derive(Clone, Copy)]
@@ -33,6 +33,12 @@ impl Grid {
             [place.replica.0, place.stage.0, place.slot.0].map(|number| number as usize);
         let inside = replica < self.replicas && stage < self.stages && slot < self.slots;
         inside.then_some((replica * self.stages + stage) * self.slots + slot)
+    }
+
+    pub(super) fn place(self, number: usize) -> Place {
+        let group = self.group(number);
+        let slot = Slot((number % self.slots) as u32);
+        Place { replica: self.replica(group), stage: self.stage(group), slot }
     }
 
     /// The group of a place.

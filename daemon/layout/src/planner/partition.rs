@@ -8,7 +8,7 @@
 //! other units than their own by then, that moves more than balance alone would.
 //!
 //! **Balanced sizes.** At a reduced degree `d` every slot owns `U / d` units and any `U mod d` slots one more. Which ones is
-//! free: first those that can keep a unit by it, then in the rotating order above, over the active slots.
+//! free: first those that can keep a unit by it, then in the order that the caller prefers.
 //!
 //! **Least movement.** Under those sizes as many units as possible stay with a slot that holds them (a maximum flow
 //! from units to slots, by augmenting paths), so what moves is the lower bound. Among the ways to do so a slot keeps
@@ -46,17 +46,19 @@ pub(super) struct Partition {
 }
 
 /// Partitions `units` over the active slots. `held` has one entry per nominal slot: `None` where inactive, otherwise
-/// what the slot's worker holds; held sets may overlap. At least one slot must be active. `first_extra` tells for a
-/// degree which of its slots is the first with an extra unit.
-pub(super) fn partition(units: u32, first_extra: &dyn Fn(u32) -> u32, held: &[Option<Units>]) -> Partition {
+/// what the slot's worker holds; held sets may overlap. At least one slot must be active. `order` has the active slots, those
+/// first that shall rather have an extra unit.
+pub(super) fn partition(
+    units: u32,
+    nominal: Vec<Units>,
+    held: &[Option<Units>],
+    order: &[usize],
+) -> Partition {
     let slots = held.len();
-    let nominal = nominal(units, slots as u32, first_extra(slots as u32));
     let active: Vec<usize> = (0..slots).filter(|&slot| held[slot].is_some()).collect();
     let degree = active.len() as u32;
     let all_active = active.len() == slots;
     let (size, extras) = (units / degree, units % degree);
-    let shift = first_extra(degree) as usize;
-    let rotated: Vec<usize> = active[shift..].iter().chain(&active[..shift]).copied().collect();
 
     let mut seats = Seats::new(units, slots);
     for &slot in &active {
@@ -71,7 +73,7 @@ pub(super) fn partition(units: u32, first_extra: &dyn Fn(u32) -> u32, held: &[Op
         }
     }
     for pass in [Keep::Own, Keep::Orphan, Keep::Other] {
-        for &slot in &rotated {
+        for &slot in order {
             for unit in held[slot].iter().flat_map(Units::iter).filter(|&unit| unit < units) {
                 let wanted = match owner_of[unit as usize] {
                     Some(owner) if owner == slot => Keep::Own,
@@ -84,7 +86,7 @@ pub(super) fn partition(units: u32, first_extra: &dyn Fn(u32) -> u32, held: &[Op
             }
         }
     }
-    seats.keep_more(&rotated, held);
+    seats.keep_more(order, held);
     let could_stay = seats.load.iter().sum();
     if all_active {
         let own = nominal.iter().zip(held);
@@ -92,7 +94,7 @@ pub(super) fn partition(units: u32, first_extra: &dyn Fn(u32) -> u32, held: &[Op
         return Partition { kept: own.sum(), owned: nominal, could_stay };
     }
 
-    for &slot in &rotated {
+    for &slot in order {
         seats.take_extra(slot);
     }
     for unit in 0..units {

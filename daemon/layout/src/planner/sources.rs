@@ -20,17 +20,6 @@ pub(super) struct Need<'a> {
     pub(super) to: &'a WorkerKey,
 }
 
-/// How far a holder is from a receiver.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Distance {
-    /// In the same group or domain.
-    Near,
-    /// It leaves.
-    Leaving,
-    /// Another replica's.
-    Far,
-}
-
 /// Finds a source for everything needed, and what has none. What goes between one pair of workers of one axis makes one
 /// transfer.
 pub(super) fn transfers(
@@ -88,14 +77,31 @@ pub(super) fn transfers(
 /// Who can send what.
 struct Market<'a> {
     request: &'a PlanRequest<'a>,
-    stock: &'a Stock<'a>,
     grid: Grid,
+    stock: &'a Stock<'a>,
     /// Shards by stage.
     of_stage: BTreeMap<StageId, Vec<usize>>,
-    /// Lists of the nearest holders.
+    /// Lists of holders that are equally near.
     able: Vec<Vec<usize>>,
-    /// Which list is for a receiver's group and domain and the shards that have what it needs.
-    known: HashMap<(usize, Option<usize>, Vec<usize>), usize>,
+    /// By the shards that have what is needed.
+    pools: HashMap<Vec<usize>, Pool>,
+}
+
+/// Those who hold one of some shards.
+struct Pool {
+    holders: Vec<Seller>,
+    /// The list for a receiver who has none of them near.
+    elsewhere: usize,
+    /// The list for a receiver's group and domain.
+    known: HashMap<(usize, Option<usize>), usize>,
+}
+
+/// A holder and where it is.
+struct Seller {
+    holder: usize,
+    /// `None` for one that leaves.
+    group: Option<usize>,
+    domain: Option<usize>,
 }
 
 impl<'a> Market<'a> {
@@ -104,7 +110,7 @@ impl<'a> Market<'a> {
         for (index, shard) in stock.shards.iter().enumerate().filter(|(_, shard)| !shard.holders.is_empty()) {
             of_stage.entry(shard.stage).or_default().push(index);
         }
-        Self { request, stock, grid, of_stage, able: Vec::new(), known: HashMap::new() }
+        Self { request, grid, stock, of_stage, able: Vec::new(), pools: HashMap::new() }
     }
 
     /// The list of the nearest of those whose units are such; `None` when there is nobody.
@@ -114,31 +120,44 @@ impl<'a> Market<'a> {
         if shards.is_empty() {
             return None;
         }
-        let home = self.request.topology.domain_of(&need.to.gpu);
-        let key = (need.group, home, shards);
-        if let Some(&list) = self.known.get(&key) {
-            return Some(list);
+        if !self.pools.contains_key(&shards) {
+            let pool = self.pool(&shards);
+            self.pools.insert(shards.clone(), pool);
         }
-        let holders = key.2.iter().flat_map(|&shard| &self.stock.shards[shard].holders);
-        let mut at: Vec<(Distance, usize)> =
-            holders.map(|&holder| (self.distance(holder, need.group, home), holder)).collect();
-        at.sort_unstable();
-        let nearest = at.first().map(|(distance, _)| *distance);
-        let list = at.into_iter().take_while(|(distance, _)| Some(*distance) == nearest);
-        self.able.push(list.map(|(_, holder)| holder).collect());
-        self.known.insert(key, self.able.len() - 1);
-        Some(self.able.len() - 1)
+        let pool = self.pools.get_mut(&shards)?;
+        let home = self.request.topology.domain_of(&need.to.gpu);
+        let able = &mut self.able;
+        let list = *pool.known.entry((need.group, home)).or_insert_with(|| {
+            let near = |seller: &&Seller| {
+                seller.group == Some(need.group) || (home.is_some() && seller.domain == home)
+            };
+            let near: Vec<usize> = pool.holders.iter().filter(near).map(|seller| seller.holder).collect();
+            if near.is_empty() {
+                return pool.elsewhere;
+            }
+            able.push(near);
+            able.len() - 1
+        });
+        Some(list)
     }
 
-    fn distance(&self, holder: usize, group: usize, home: Option<usize>) -> Distance {
-        let holder = &self.stock.holders[holder];
-        let domain = || self.request.topology.domain_of(&holder.worker.gpu);
-        let same_domain = || home.is_some() && domain() == home;
-        match holder.place.map(|place| self.grid.group(place)) {
-            Some(of) if of == group => Distance::Near,
-            Some(_) | None if same_domain() => Distance::Near,
-            None => Distance::Leaving,
-            Some(_) => Distance::Far,
-        }
+    /// All who hold one of the shards. Of those, they who leave have nothing else to do.
+    fn pool(&mut self, shards: &[usize]) -> Pool {
+        let mut holders: Vec<usize> =
+            shards.iter().flat_map(|&shard| &self.stock.shards[shard].holders).copied().collect();
+        holders.sort_unstable();
+        let seller = |holder: usize| {
+            let at = &self.stock.holders[holder];
+            let group = at.place.map(|place| self.grid.group(place));
+            Seller { holder, group, domain: self.request.topology.domain_of(&at.worker.gpu) }
+        };
+        let sellers: Vec<Seller> = holders.into_iter().map(seller).collect();
+        let leaving: Vec<usize> =
+            sellers.iter().filter(|seller| seller.group.is_none()).map(|seller| seller.holder).collect();
+        self.able.push(match leaving.is_empty() {
+            true => sellers.iter().map(|seller| seller.holder).collect(),
+            false => leaving,
+        });
+        Pool { holders: sellers, elsewhere: self.able.len() - 1, known: HashMap::new() }
     }
 }

@@ -4,7 +4,8 @@ use super::grid::Grid;
 use super::partition;
 use super::stock::{Member, Stock};
 use crate::{Axis, Family, JobSpec, Partitions, StageId, Units};
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// How a group is split, and what that takes.
@@ -76,16 +77,17 @@ impl<'a> Splits<'a> {
             bytes_to_balance: 0,
         };
         let mut partitions = Partitions::new();
-        for axis in job.stage_axes(stage) {
+        let cuts = self.cuts(stage, starts);
+        let mut turns = Turns::new(&cuts, starts.len());
+        for Cut { axis, unit_bytes, nominal, held } in cuts {
             let units = job.model.units(axis.family);
-            let first_extra = |degree| first_extra(job, stage, axis, degree);
-            let held = self.held(starts, axis, &first_extra);
-            let made = partition::partition(units, &first_extra, &held);
+            let order = turns.order(axis.family, &held);
+            let made = partition::partition(units, nominal, &held, &order);
+            turns.count(axis.family, unit_bytes, &held, &made.owned);
             if !self.fresh {
-                let bytes = job.unit_bytes(stage, axis.family);
                 let anywhere = held.iter().flatten().fold(Units::new(), |sum, held| sum.union(held));
-                split.bytes_lower_bound += u64::from(units - made.could_stay) * bytes;
-                split.bytes_to_balance += u64::from(anywhere.len() - made.kept) * bytes;
+                split.bytes_lower_bound += u64::from(units - made.could_stay) * unit_bytes;
+                split.bytes_to_balance += u64::from(anywhere.len() - made.kept) * unit_bytes;
                 split.lacks.extend(lacks(axis, &held, &made.owned));
             }
             partitions.insert(axis, made.owned);
@@ -99,16 +101,30 @@ impl<'a> Splits<'a> {
         split
     }
 
+    /// What there is to partition at a stage, the largest units first.
+    fn cuts(&self, stage: StageId, starts: &[Start]) -> Vec<Cut> {
+        let job = self.job;
+        let slots = starts.len() as u32;
+        let axes = job.stage_axes(stage).into_iter();
+        let mut cuts: Vec<Cut> = axes
+            .map(|axis| {
+                let first_extra = first_extra(job, stage, axis, slots);
+                let nominal = partition::nominal(job.model.units(axis.family), slots, first_extra);
+                let held = self.held(starts, axis, &nominal);
+                Cut { axis, unit_bytes: job.unit_bytes(stage, axis.family), nominal, held }
+            })
+            .collect();
+        cuts.sort_by_key(|cut| Reverse(cut.unit_bytes));
+        cuts
+    }
+
     /// What each active slot starts from. A fresh job starts as if every member held its nominal units.
-    fn held(&self, starts: &[Start], axis: Axis, first_extra: &dyn Fn(u32) -> u32) -> Vec<Option<Units>> {
-        let units = self.job.model.units(axis.family);
+    fn held(&self, starts: &[Start], axis: Axis, nominal: &[Units]) -> Vec<Option<Units>> {
         if self.fresh {
-            let slots = starts.len() as u32;
-            let nominal = partition::nominal(units, slots, first_extra(slots));
             let slots = starts.iter().zip(nominal);
-            return slots.map(|(start, set)| (*start != Start::Inactive).then_some(set)).collect();
+            return slots.map(|(start, set)| (*start != Start::Inactive).then(|| set.clone())).collect();
         }
-        let all = Units::range(0, units);
+        let all = Units::range(0, self.job.model.units(axis.family));
         let of = |start: &Start| match start {
             Start::Inactive => None,
             Start::Empty => Some(Units::new()),
@@ -121,7 +137,66 @@ impl<'a> Splits<'a> {
     }
 }
 
-/// Which of `degree` slots is the first with an extra unit. Each axis of the stage goes on where the one before it, by family, then
+/// One axis to partition over the slots of a group.
+struct Cut {
+    axis: Axis,
+    unit_bytes: u64,
+    nominal: Vec<Units>,
+    /// `None` for an inactive slot.
+    held: Vec<Option<Units>>,
+}
+
+impl Cut {
+    /// What every active slot owns at least.
+    fn size(&self) -> u32 {
+        let units: u32 = self.nominal.iter().map(Units::len).sum();
+        units / self.held.iter().flatten().count().max(1) as u32
+    }
+}
+
+/// Whose turn it is to have an extra unit in a reduced group: who has had fewest of the family, and of those who has to receive
+/// least. So they rotate over the layers, and the most loaded receiver gets little.
+struct Turns {
+    /// Extra units by slot.
+    had: BTreeMap<Family, Vec<u32>>,
+    /// Bytes by slot: without extra units for the axes to come, with them for those that were.
+    received: Vec<u64>,
+}
+
+impl Turns {
+    fn new(cuts: &[Cut], slots: usize) -> Self {
+        let mut received = vec![0; slots];
+        for cut in cuts {
+            for (received, held) in received.iter_mut().zip(&cut.held) {
+                let lacks = cut.size().saturating_sub(held.as_ref().map_or(0, Units::len));
+                *received += u64::from(lacks) * cut.unit_bytes;
+            }
+        }
+        Self { had: BTreeMap::new(), received }
+    }
+
+    /// The active slots.
+    fn order(&mut self, family: Family, held: &[Option<Units>]) -> Vec<usize> {
+        let had = self.had.entry(family).or_insert_with(|| vec![0; held.len()]);
+        let mut order: Vec<usize> = (0..held.len()).filter(|&slot| held[slot].is_some()).collect();
+        order.sort_by_key(|&slot| (had[slot], self.received[slot]));
+        order
+    }
+
+    fn count(&mut self, family: Family, unit_bytes: u64, held: &[Option<Units>], owned: &[Units]) {
+        let size =
+            owned.iter().zip(held).filter(|(_, held)| held.is_some()).map(|(owned, _)| owned.len()).min();
+        let had = self.had.entry(family).or_insert_with(|| vec![0; held.len()]);
+        for (slot, owned) in owned.iter().enumerate().filter(|(_, owned)| Some(owned.len()) > size) {
+            had[slot] += 1;
+            if held[slot].as_ref().is_some_and(|held| held.len() < owned.len()) {
+                self.received[slot] += unit_bytes;
+            }
+        }
+    }
+}
+
+/// Which slot is the first with an extra unit at full degree. Each axis of the stage goes on where the one before it, by family, then
 /// layer, has ended, so no slot carries more than one extra unit more than another.
 fn first_extra(job: &JobSpec, stage: StageId, axis: Axis, degree: u32) -> u32 {
     let layers = job.stage_layers(stage);

@@ -22,7 +22,8 @@ pub(super) fn spread(parcels: &[Parcel], able: &[Vec<usize>], senders: usize) ->
     let mut order: Vec<usize> = (0..parcels.len()).collect();
     order.sort_by_key(|&parcel| {
         let Parcel { bytes, able: who } = parcels[parcel];
-        (Reverse(bytes), able[who].len(), who)
+        // What only one can send is no choice, and the others go around it.
+        (able[who].len() > 1, Reverse(bytes), able[who].len(), who)
     });
     for &parcel in &order {
         if let Some(&sender) = able[parcels[parcel].able].iter().min_by_key(|&&sender| loads.sent[sender]) {
@@ -137,8 +138,15 @@ impl Loads<'_> {
         let share = self.sent.iter().sum::<u64>().div_ceil(senders as u64);
         let mut bytes: Vec<u64> = self.parcels.iter().map(|parcel| parcel.bytes).collect();
         bytes.sort_unstable_by_key(|bytes| Reverse(*bytes));
+        // `sums[n]`: the bytes of the `n` largest.
+        let sums: Vec<u64> = std::iter::once(0)
+            .chain(bytes.iter().scan(0, |sum, bytes| {
+                *sum += bytes;
+                Some(*sum)
+            }))
+            .collect();
         let crowded =
-            (0..).map_while(|k| bytes.get(k * senders - k..=k * senders)?.iter().sum::<u64>().into());
+            (0..bytes.len().div_ceil(senders)).map(|k| sums[k * senders + 1] - sums[k * senders - k]);
         crowded.max().unwrap_or(0).max(share)
     }
 
@@ -156,12 +164,16 @@ impl Loads<'_> {
         let mut seen = HashSet::new();
         let mut moves: Vec<Move> = Vec::new();
         let mut queue = VecDeque::new();
-        self.pass_on(worst, 0, None, &mut seen, &mut moves, &mut queue);
+        self.pass_on(worst, 1, None, &mut seen, &mut moves, &mut queue);
         while moves.len() < LOOKED_AT
             && let Some(last) = queue.pop_front()
         {
             let Move { parcel, to, .. } = moves[last];
             let bytes = self.parcels[parcel].bytes;
+            // Nobody stands on a chain twice: what is told of its senders holds for one pass.
+            if self.chain(&moves, last).skip(1).any(|earlier| earlier.to == to) {
+                continue;
+            }
             if to != worst && self.sent[to] + bytes < most {
                 self.make(&moves, last, worst);
                 return true;
@@ -173,19 +185,20 @@ impl Loads<'_> {
                     self.make(&moves, last, worst);
                     return true;
                 }
-            } else if self.chain(&moves, last).skip(1).all(|earlier| earlier.to != to) {
-                let excess = self.sent[to] + bytes - most;
-                self.pass_on(to, excess, Some(last), &mut seen, &mut moves, &mut queue);
+            } else {
+                // One that sends as much as the most loaded may go on doing so.
+                let least = self.sent[to] + bytes - most + u64::from(self.sent[to] < most);
+                self.pass_on(to, least, Some(last), &mut seen, &mut moves, &mut queue);
             }
         }
         false
     }
 
-    /// Queues every move of a parcel of `from` that is larger than `excess`, one of each kind.
+    /// Queues every move of a parcel of `from` that is no smaller than `least`, one of each kind.
     fn pass_on(
         &self,
         from: usize,
-        excess: u64,
+        least: u64,
         after: Option<usize>,
         seen: &mut HashSet<(usize, usize)>,
         moves: &mut Vec<Move>,
@@ -194,7 +207,7 @@ impl Loads<'_> {
         let mut kinds = HashSet::new();
         for &parcel in &self.of[from] {
             let Parcel { bytes, able } = self.parcels[parcel];
-            if bytes <= excess || !kinds.insert((bytes, able)) {
+            if bytes < least || !kinds.insert((bytes, able)) {
                 continue;
             }
             for &to in &self.able[able] {
@@ -247,6 +260,66 @@ mod tests {
             best
         };
         able[parcel.able].iter().map(with).min().unwrap()
+    }
+
+    /// Of one size the best is found however many there are: whoever is able to must share evenly.
+    #[test]
+    fn alike_parcels_are_shared_evenly() {
+        let able = vec![vec![0, 2], vec![0, 1]];
+        for (count, split) in [(29, 9), (39, 4), (200, 77)] {
+            let parcel = |number| Parcel { bytes: 7, able: usize::from(number >= split) };
+            let parcels: Vec<Parcel> = (0..count).map(parcel).collect();
+            let (first, second) = (split as u64, (count - split) as u64);
+            let best = (first + second).div_ceil(3).max(first.div_ceil(2)).max(second.div_ceil(2));
+            assert_eq!(most(&parcels, &spread(&parcels, &able, 3), 3), 7 * best);
+        }
+    }
+
+    /// Once a chain that met a sender twice was taken for progress, for ever.
+    #[test]
+    fn a_chain_meets_nobody_twice() {
+        let able = vec![vec![1], vec![0, 1, 2], vec![0, 2]];
+        let parcels = [
+            (7, 0),
+            (7, 2),
+            (32, 1),
+            (11, 2),
+            (32, 2),
+            (7, 0),
+            (32, 2),
+            (32, 1),
+            (32, 2),
+            (11, 2),
+            (32, 1),
+            (32, 2),
+            (7, 0),
+            (11, 1),
+            (11, 2),
+            (11, 0),
+            (7, 0),
+            (11, 0),
+            (7, 0),
+            (32, 1),
+            (7, 2),
+            (32, 1),
+            (7, 2),
+            (32, 0),
+            (7, 0),
+            (11, 0),
+            (7, 2),
+            (7, 2),
+            (32, 1),
+            (32, 1),
+            (7, 2),
+            (32, 1),
+            (11, 2),
+            (32, 0),
+            (11, 1),
+        ];
+        let parcels = parcels.map(|(bytes, able)| Parcel { bytes, able });
+        let total: u64 = parcels.iter().map(|parcel| parcel.bytes).sum();
+        let most = most(&parcels, &spread(&parcels, &able, 3), 3);
+        assert!(most * 10 <= total.div_ceil(3) * 11, "{most} of {total}");
     }
 
     proptest! {

@@ -1,7 +1,7 @@
 //! Who is there, at which place, and what each holds at the newest step.
 
 use super::grid::Grid;
-use crate::{Axis, Holding, JobSpec, PlanRequest, StageId, Step, Units, WorkerKey};
+use crate::{Axis, Holding, JobSpec, Place, PlanRequest, StageId, Step, Units, WorkerKey};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -64,6 +64,12 @@ impl<'a> Stock<'a> {
         Self { members, shards, holders }
     }
 
+    /// The places where somebody shall train.
+    pub(super) fn places(&self, grid: Grid) -> impl Iterator<Item = Place> {
+        let filled = self.members.iter().enumerate().filter(|(_, member)| member.is_some());
+        filled.map(move |(place, _)| grid.place(place))
+    }
+
     /// The members at these places.
     pub(super) fn members(&self, places: std::ops::Range<usize>) -> &[Option<Member<'a>>] {
         &self.members[places]
@@ -84,26 +90,28 @@ struct Known<'a> {
 }
 
 impl<'a> Known<'a> {
-    /// `None` for an empty holding.
+    /// `None` for an empty holding, and one of no known stage.
     fn shard(&mut self, job: &JobSpec, holding: &'a Holding) -> Option<usize> {
         let Self { shards, by_pointer, by_content } = self;
         *by_pointer.entry(Arc::as_ptr(&holding.units)).or_insert_with(|| {
-            let shard = || {
-                shards.push(Shard {
-                    units: &holding.units,
-                    stage: stage_of(job, holding),
-                    holders: Vec::new(),
-                });
+            if holding.is_empty() {
+                return None;
+            }
+            let stage = stage_of(job, holding)?;
+            Some(*by_content.entry(&holding.units).or_insert_with(|| {
+                shards.push(Shard { units: &holding.units, stage, holders: Vec::new() });
                 shards.len() - 1
-            };
-            (!holding.is_empty()).then(|| *by_content.entry(&holding.units).or_insert_with(shard))
+            }))
         })
     }
 }
 
-/// The stage whose layers are held. What holds only vocabulary rows counts as the first stage's.
-fn stage_of(job: &JobSpec, holding: &Holding) -> StageId {
+/// The stage whose layers are held. Rows of the vocabulary alone could be the embedding's or the head's, if the stages differ:
+/// then nobody knows (NO-GUESS).
+fn stage_of(job: &JobSpec, holding: &Holding) -> Option<StageId> {
     let held = holding.units.iter().filter(|(_, units)| !units.is_empty());
-    let layer = held.filter_map(|(axis, _)| axis.layer).next().unwrap_or(0);
-    job.stages().find(|stage| job.stage_layers(*stage).contains(&layer)).unwrap_or_default()
+    match held.filter_map(|(axis, _)| axis.layer).next() {
+        Some(layer) => job.stage_of(layer),
+        None => (job.parallel.pipeline == 1).then_some(StageId(0)),
+    }
 }

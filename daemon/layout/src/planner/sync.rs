@@ -13,7 +13,8 @@ use std::sync::Arc;
 const TRIED: usize = 16;
 
 pub(super) fn columns(job: &JobSpec, stage: StageId, groups: &[Group]) -> SyncColumns {
-    let of_stage: Vec<&Group> = groups.iter().filter(|group| group.stage == stage).collect();
+    let stages = job.parallel.pipeline as usize;
+    let of_stage: Vec<&Group> = groups.iter().skip(stage.0 as usize).step_by(stages).collect();
     let ways = Way::of(&of_stage);
     let least = ways.iter().map(|way| way.slots.len()).min().unwrap_or(0);
     let reduced = ways.iter().filter(|way| way.slots.len() == least).take(TRIED);
@@ -70,14 +71,19 @@ impl Choice {
         let partitions = reference.group.partitions.iter();
         let axes: Vec<_> =
             partitions.map(|(axis, sets)| SyncAxis { axis: *axis, columns: columns(sets) }).collect();
+        let column_of: Vec<Vec<usize>> = axes.iter().map(column_of).collect();
         let mut choice = Self { axes, hosts: HashMap::new(), kept: 0 };
         for way in ways {
-            let overlaps: Vec<Vec<u64>> = (0..reference.slots.len())
-                .map(|column| {
-                    let slots = way.slots.iter();
-                    slots.map(|slot| overlap(job, stage, way.group, *slot, &choice.axes, column)).collect()
-                })
-                .collect();
+            // Of each column, the parameters that each slot owns.
+            let mut overlaps = vec![vec![0; way.slots.len()]; reference.slots.len()];
+            for ((axis, sets), column_of) in way.group.partitions.iter().zip(&column_of) {
+                let params = job.unit_params(stage, axis.family);
+                for (index, slot) in way.slots.iter().enumerate() {
+                    for unit in sets[slot.0 as usize].iter() {
+                        overlaps[column_of[unit as usize]][index] += params;
+                    }
+                }
+            }
             let hosts = assign(&overlaps);
             let kept: u64 = overlaps.iter().zip(&hosts).map(|(overlaps, host)| overlaps[*host]).sum();
             choice.kept += way.count * kept;
@@ -87,22 +93,13 @@ impl Choice {
     }
 }
 
-/// Parameters of column `column` that `slot` owns.
-fn overlap(
-    job: &JobSpec,
-    stage: StageId,
-    group: &Group,
-    slot: Slot,
-    axes: &[SyncAxis],
-    column: usize,
-) -> u64 {
-    let own = axes.iter().map(|axis| {
-        let sets = group.partitions.get(&axis.axis);
-        let owned = sets.and_then(|sets| sets.get(slot.0 as usize));
-        let both = owned.map_or(0, |owned| owned.intersection(&axis.columns[column]).len());
-        u64::from(both) * job.unit_params(stage, axis.axis.family)
-    });
-    own.sum()
+/// The column of each unit.
+fn column_of(axis: &SyncAxis) -> Vec<usize> {
+    let mut column_of = vec![0; axis.columns.iter().map(|units| units.len() as usize).sum()];
+    for (column, units) in axis.columns.iter().enumerate() {
+        units.iter().for_each(|unit| column_of[unit as usize] = column);
+    }
+    column_of
 }
 
 /// Gives each row a column of its own so that the sum of `gain[row][column]` is the largest. Needs rows <= columns.
