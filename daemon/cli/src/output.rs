@@ -32,17 +32,17 @@ pub(crate) fn print_lines(lines: &[String]) -> Result<(), Failure> {
     }
 }
 
-/// `7.4 MB`
+/// `7.0 MiB`: powers of 1024, as a topology's `memory_gib`.
 pub(crate) fn bytes_text(bytes: u64) -> String {
-    const LARGER: [&str; 5] = ["kB", "MB", "GB", "TB", "PB"];
-    if bytes < 1000 {
+    const LARGER: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if bytes < 1024 {
         return format!("{bytes} B");
     }
-    let mut amount = bytes as f64 / 1e3;
+    let mut amount = bytes as f64 / 1024.0;
     let mut unit = 0;
-    // What would be written as 1000.0 is one of the next.
-    while amount >= 999.95 && unit + 1 < LARGER.len() {
-        amount /= 1e3;
+    // What would be written as 1024.0 is one of the next.
+    while amount >= 1023.95 && unit + 1 < LARGER.len() {
+        amount /= 1024.0;
         unit += 1;
     }
     format!("{amount:.1} {}", LARGER[unit])
@@ -54,8 +54,8 @@ mod tests {
 
     #[test]
     fn amounts_of_bytes() {
-        let texts = [0, 999, 1000, 999_949, 999_950, 7_372_800, 80_000_000_000].map(bytes_text);
-        assert_eq!(texts, ["0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "7.4 MB", "80.0 GB"]);
-        assert_eq!(bytes_text(u64::MAX), "18446.7 PB");
+        let texts = [0, 1023, 1024, 1_048_524, 1_048_525, 7_372_800, 80 << 30].map(bytes_text);
+        assert_eq!(texts, ["0 B", "1023 B", "1.0 KiB", "1023.9 KiB", "1.0 MiB", "7.0 MiB", "80.0 GiB"]);
+        assert_eq!(bytes_text(u64::MAX), "16.0 EiB");
     }
 }

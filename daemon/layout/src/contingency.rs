@@ -11,7 +11,7 @@ mod sites;
 use crate::{Layout, Topology};
 use fatal::Fatal;
 use serde::{Deserialize, Serialize};
-use sites::Site;
+use sites::{Site, Sites};
 
 /// What the loss of `k` more GPUs, nodes or domains would mean.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,8 +41,17 @@ const EXAMPLES: usize = 8;
 /// Where the topology does not know a GPU, its group is a node and a domain of its own, named `rR-sS`.
 pub fn contingency(layout: &Layout, topology: &Topology, k: u32) -> Contingency {
     let k = k.clamp(1, 2);
+    judge(layout, topology, k, |sites| Fatal::find(layout, sites, k))
+}
+
+/// The same where units are lost already: no set is survived.
+pub fn contingency_of_lost(layout: &Layout, topology: &Topology, k: u32) -> Contingency {
+    judge(layout, topology, k.clamp(1, 2), |sites| Fatal::every(sites.count()))
+}
+
+fn judge(layout: &Layout, topology: &Topology, k: u32, fatal: impl Fn(&Sites<'_>) -> Fatal) -> Contingency {
     let [gpu, node, domain] = sites::sites(layout, topology).map(|sites| {
-        let fatal = Fatal::find(layout, &sites, k);
+        let fatal = fatal(&sites);
         let name = |set: Vec<Site>| set.into_iter().map(|site| sites.name(topology, site)).collect();
         Exposure {
             sets: fatal::choose(sites.count(), k),

@@ -92,22 +92,34 @@ impl Layout {
 
     /// Bytes of gradients that are handed to the hosts of their columns in one step, over all replicas; as many come back.
     pub fn handover_bytes(&self, job: &JobSpec) -> u64 {
-        let groups = self.groups.iter().filter_map(|group| {
+        self.handovers(job).flatten().map(|(handed, _)| handed).sum()
+    }
+
+    /// Bytes of gradients that the busiest GPU sends for the same in one step, and receives: it hands over some, and
+    /// sends back those that it hosts for others.
+    pub fn busiest_handover_bytes(&self, job: &JobSpec) -> u64 {
+        self.handovers(job).flatten().map(|(handed, hosted)| handed + hosted).max().unwrap_or(0)
+    }
+
+    /// Of each group and slot: bytes of gradients that it hands to hosts, and those that it hosts for others.
+    fn handovers<'a>(&'a self, job: &'a JobSpec) -> impl Iterator<Item = Vec<(u64, u64)>> + 'a {
+        self.groups.iter().filter_map(|group| {
             let sync = self.sync.iter().find(|sync| sync.stage == group.stage)?;
             let hosts = sync.hosts.get(group.replica.0 as usize)?;
-            let axes = sync.axes.iter().map(|axis| {
-                let travels = |slot: usize, owned: &Units| {
-                    let column = hosts.iter().position(|host| host.0 as usize == slot);
-                    let own = column.and_then(|column| axis.columns.get(column));
-                    owned.len() - own.map_or(0, |own| owned.intersection(own).len())
-                };
+            let mut slots = vec![(0, 0); group.slots.len()];
+            for axis in &sync.axes {
+                let unit = job.unit_params(group.stage, axis.axis.family) * job.model.dtype.gradient_bytes();
                 let sets = group.partitions.get(&axis.axis).into_iter().flatten();
-                let units: u32 = sets.enumerate().map(|(slot, owned)| travels(slot, owned)).sum();
-                u64::from(units) * job.unit_params(group.stage, axis.axis.family)
-            });
-            Some(axes.sum::<u64>())
-        });
-        groups.sum::<u64>() * job.model.dtype.gradient_bytes()
+                for ((slot, owned), (handed, hosted)) in sets.enumerate().zip(&mut slots) {
+                    let column = hosts.iter().position(|host| host.0 as usize == slot);
+                    let column = column.and_then(|column| axis.columns.get(column));
+                    let own = column.map_or(0, |column| owned.intersection(column).len());
+                    *handed += u64::from(owned.len() - own) * unit;
+                    *hosted += u64::from(column.map_or(0, Units::len) - own) * unit;
+                }
+            }
+            Some(slots)
+        })
     }
 }
 

@@ -22,7 +22,7 @@ pub mod topology;
 pub mod units;
 
 pub use check::{Rule, Violation, check};
-pub use contingency::{Contingency, Exposure, contingency};
+pub use contingency::{Contingency, Exposure, contingency, contingency_of_lost};
 pub use cost::Predicted;
 pub use holding::Holding;
 pub use holdings_file::HoldingsFile;

@@ -64,8 +64,9 @@ impl Spread {
     }
 }
 
+/// To the microsecond.
 fn milliseconds(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
+    (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
 pub(crate) fn run(args: &PlannerArgs) -> Result<(), Failure> {

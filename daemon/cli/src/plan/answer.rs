@@ -1,12 +1,13 @@
 //! What is planned for a question, and what everything printed is made from.
 
 use super::losses::Losses;
+use super::shift::Shift;
 use super::state::{State, worker};
 use crate::failure::Failure;
 use reknit_layout::{
     Axis, Contingency, Draft, Epoch, Group, Holding, JobSpec, Layout, Mode, Place, Plan, PlanError,
     PlanRequest, Predicted, ReplicaId, Seating, Slot, SyncColumns, Topology, Transfer, Units, WorkerKey,
-    candidates, contingency, draft, reseat,
+    candidates, contingency, contingency_of_lost, draft, reseat,
 };
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -23,6 +24,10 @@ pub(crate) struct Answer<'a> {
     pub(crate) plan: Plan,
     /// NO-GUESS: what no live GPU holds. Not empty: the plan cannot be carried out.
     pub(crate) missing: BTreeMap<Axis, Units>,
+    /// Why nobody trains although every unit lives.
+    pub(crate) too_few: Option<String>,
+    /// Who sits elsewhere than before.
+    pub(crate) shift: Shift,
 }
 
 impl<'a> Answer<'a> {
@@ -43,21 +48,21 @@ impl<'a> Answer<'a> {
             workers: &candidates(members, holdings.clone()),
             fresh: false,
         };
+        let mut too_few = None;
         let Draft { plan, missing } = match draft(&request) {
             Ok(draft) => draft,
             Err(error @ PlanError::TooFew { .. }) => {
                 let missing = lost(job, &holdings);
-                if missing.is_empty() {
-                    return Err(Failure::Failed(format!(
-                        "{error}; every unit still has a live holder: the job waits until GPUs return"
-                    )));
-                }
+                too_few = missing.is_empty().then(|| {
+                    format!("{error}; every unit still has a live holder: the job waits until GPUs return")
+                });
                 Draft { plan: nobody(job), missing }
             }
             Err(PlanError::Unrecoverable(missing)) => Draft { plan: nobody(job), missing },
-            Err(error @ PlanError::Memory { .. }) => return Err(Failure::Usage(error.to_string())),
+            Err(error @ PlanError::Memory { .. }) => return Err(Failure::Failed(error.to_string())),
         };
-        Ok(Self { job, topology, mode, before, losses, seating, plan, missing })
+        let shift = Shift::of(job, &before.seats, &seating.seats);
+        Ok(Self { job, topology, mode, before, losses, seating, plan, missing, too_few, shift })
     }
 
     /// Where the worker's GPU sits now, if it has a place.
@@ -71,7 +76,10 @@ impl<'a> Answer<'a> {
     }
 
     pub(crate) fn ahead(&self, k: u32) -> Contingency {
-        contingency(&self.plan.layout, self.topology, k)
+        match self.missing.is_empty() {
+            true => contingency(&self.plan.layout, self.topology, k),
+            false => contingency_of_lost(&self.plan.layout, self.topology, k),
+        }
     }
 
     /// Where the GPU that sits at the place now sat before; `None` for a spare.
@@ -79,9 +87,18 @@ impl<'a> Answer<'a> {
         self.before.seats.place_of(self.seating.seats.get(place)?)
     }
 
-    /// What the GPU that sits at the place now held before.
+    /// What the GPU that sits at the place now held of the place's stage before.
     pub(crate) fn held(&self, place: Place) -> Option<&Holding> {
-        self.before.holdings.get(&self.origin(place)?)
+        let origin = self.origin(place).filter(|origin| origin.stage == place.stage);
+        self.before.holdings.get(&origin?)
+    }
+
+    /// How many slots of the group held something before. A group that came as a whole brings its own.
+    pub(crate) fn degree_before(&self, group: &Group) -> usize {
+        let replica = self.shift.source(group.replica, group.stage);
+        let places =
+            (0..group.slots.len() as u32).map(|slot| Place { replica, stage: group.stage, slot: Slot(slot) });
+        places.filter(|place| self.before.holdings.contains_key(place)).count()
     }
 
     /// The most bytes that one GPU sends, and that one receives.

@@ -1,11 +1,18 @@
 //! The command line of `reknit plan`.
 
-use reknit_layout::{Mode, Place};
+use super::Target;
+use reknit_layout::Mode;
 use std::path::PathBuf;
 
-/// Exit status: 0 planned; 1 no replica has enough GPUs left; 2 no live GPU holds a part of the model (the plan is
-/// still printed); 64 wrong arguments or files.
+const EXIT_STATUS: &str = "Exit status:
+   0  planned
+   1  nobody could train although no unit is lost: no replica has min_tensor slots left in every stage (the JSON is
+      still printed), or a slot needs more memory than its GPU has
+   2  no live GPU holds some part of the model (the plan is still printed)
+  64  wrong arguments or files";
+
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXIT_STATUS)]
 pub(crate) struct PlanArgs {
     /// The job file, as `reknit job submit` takes it.
     #[arg(long, value_name = "JOB.toml")]
@@ -13,15 +20,15 @@ pub(crate) struct PlanArgs {
     /// Where GPUs are. Not given: every group has a domain and a node of its own, named rR-sS.
     #[arg(long, value_name = "TOPO.toml")]
     pub(crate) topology: Option<PathBuf>,
-    /// The GPU at this place is gone with all that it holds. May be given several times.
-    #[arg(long, value_name = "R.S.T")]
-    pub(crate) fail: Vec<Place>,
-    /// Every GPU of this node is gone. May be given several times.
+    /// The GPU at this place, or of this name (n0/3), is gone with all that it holds. Repeat the option for each.
+    #[arg(long, value_name = "R.S.T|GPU")]
+    pub(crate) fail: Vec<Target>,
+    /// Every GPU of this node is gone. Repeat the option for each.
     #[arg(long, value_name = "NAME")]
     pub(crate) fail_node: Vec<String>,
-    /// The GPU at this place shall leave and can still be read. May be given several times.
-    #[arg(long, value_name = "R.S.T")]
-    pub(crate) drain: Vec<Place>,
+    /// The GPU at this place, or of this name, shall leave and can still be read. Repeat the option for each.
+    #[arg(long, value_name = "R.S.T|GPU")]
+    pub(crate) drain: Vec<Target>,
     /// How to go on: ntp (each group with what it has left), or for comparison uniform_reduction, drop_replica or
     /// power_of_two.
     #[arg(long, default_value_t = Mode::Ntp)]
@@ -35,6 +42,9 @@ pub(crate) struct PlanArgs {
     pub(crate) contingency: u32,
     #[arg(long, value_enum, default_value_t = PlanFormat::Table)]
     pub(crate) format: PlanFormat,
+    /// Nothing is allowed here; it is taken to say what was meant.
+    #[arg(hide = true)]
+    pub(crate) stray: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

@@ -1,7 +1,8 @@
 //! Who fails and who drains, and whether that can be asked.
 
-use super::PlanArgs;
+use super::{PlanArgs, Target};
 use crate::failure::Failure;
+use reknit_layout::topology::Node;
 use reknit_layout::{GpuId, JobSpec, Place, Seats, Topology};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,89 +12,116 @@ pub(crate) struct Losses {
     pub(crate) failed: BTreeSet<Place>,
     /// Leaving; what they hold can still be read.
     pub(crate) drained: BTreeSet<Place>,
-    /// The GPUs of both, and those of a failed node that hold no place.
+    /// The GPUs of both, and those that hold no place.
     pub(crate) gone: BTreeSet<GpuId>,
 }
 
+/// GPUs and by which option each was named first.
+type Named = BTreeMap<GpuId, String>;
+
 impl Losses {
+    /// A GPU may be named by its place, its name and its node at once, but not twice by the same.
     pub(crate) fn find(
         args: &PlanArgs,
         job: &JobSpec,
         topology: &Topology,
         seats: &Seats,
     ) -> Result<Self, Failure> {
-        let named = args.fail.len() + args.drain.len();
-        let places =
-            job.parallel.data as usize * job.parallel.pipeline as usize * job.parallel.tensor as usize;
-        if named > places {
-            return Err(Failure::Usage(format!(
-                "--fail and --drain name {named} places, but the job has {places} (parallel: data x pipeline x tensor)"
-            )));
-        }
-        let mut losses = Self::default();
-        let mut asked: BTreeMap<Place, String> = BTreeMap::new();
-        for (option, places, into) in
-            [("--fail", &args.fail, &mut losses.failed), ("--drain", &args.drain, &mut losses.drained)]
-        {
-            for place in places {
-                job.expect_place(*place).map_err(|none| Failure::Usage(format!("{option} {none}")))?;
-                once(&mut asked, *place, option.to_owned())?;
-                into.insert(*place);
-                losses.gone.extend(seats.get(*place).cloned());
-            }
-        }
-        losses.fail_nodes(&args.fail_node, topology, seats, asked)?;
-        Ok(losses)
-    }
-
-    fn fail_nodes(
-        &mut self,
-        names: &[String],
-        topology: &Topology,
-        seats: &Seats,
-        mut asked: BTreeMap<Place, String>,
-    ) -> Result<(), Failure> {
-        if names.is_empty() {
-            return Ok(());
-        }
-        let nodes = topology.domains().iter().flat_map(|domain| &domain.nodes);
-        let nodes: BTreeMap<&str, _> = nodes.map(|node| (node.name.0.as_str(), node)).collect();
-        let mut seen = BTreeSet::new();
-        for name in names {
-            let Some(node) = nodes.get(name.as_str()) else {
-                return Err(Failure::Usage(unknown_node(name, nodes.keys().copied())));
+        if let Some(stray) = args.stray.first() {
+            let hint = match args.fail.is_empty() && args.drain.is_empty() {
+                false => "an option takes one GPU, repeat --fail for each",
+                true => "see reknit plan --help",
             };
-            if !seen.insert(name) {
+            return Err(Failure::Usage(format!("unexpected argument `{stray}`: {hint}")));
+        }
+        let machines = Machines::of(topology);
+        let gpus = |option: &str, targets: &[Target]| -> Result<Named, Failure> {
+            let mut named = Named::new();
+            each_once(option, targets, |target| {
+                let gpu = match target {
+                    Target::Place(place) => {
+                        job.expect_place(*place)
+                            .map_err(|none| Failure::Usage(format!("{option} {none}")))?;
+                        seats.get(*place).cloned()
+                    }
+                    Target::Gpu(gpu) => Some(machines.expect_gpu(option, topology, gpu)?),
+                };
+                named.extend(gpu.map(|gpu| (gpu, option.to_owned())));
+                Ok(())
+            })?;
+            Ok(named)
+        };
+        let mut failed = gpus("--fail", &args.fail)?;
+        let drained = gpus("--drain", &args.drain)?;
+        each_once("--fail-node", &args.fail_node, |name| {
+            let by = format!("--fail-node {name}");
+            for gpu in &machines.expect_node(&by, name)?.gpus {
+                failed.entry(gpu.clone()).or_insert_with(|| by.clone());
+            }
+            Ok(())
+        })?;
+        for (gpu, drain) in &drained {
+            if let Some(fail) = failed.get(gpu) {
+                let name = seats.place_of(gpu).map_or_else(|| gpu.to_string(), |place| place.to_string());
                 return Err(Failure::Usage(format!(
-                    "--fail-node {name} is given twice: name each node once"
+                    "{name} is named by {fail} and by {drain}: a GPU either fails or drains"
                 )));
             }
-            for gpu in &node.gpus {
-                self.gone.insert(gpu.clone());
-                if let Some(place) = seats.place_of(gpu) {
-                    once(&mut asked, place, format!("--fail-node {name}"))?;
-                    self.failed.insert(place);
-                }
-            }
         }
-        Ok(())
+        let places = |gpus: &Named| gpus.keys().filter_map(|gpu| seats.place_of(gpu)).collect();
+        let (failed_at, drained_at) = (places(&failed), places(&drained));
+        let gone = failed.into_keys().chain(drained.into_keys()).collect();
+        Ok(Self { failed: failed_at, drained: drained_at, gone })
     }
 }
 
-fn once(asked: &mut BTreeMap<Place, String>, place: Place, by: String) -> Result<(), Failure> {
-    match asked.insert(place, by.clone()) {
-        None => Ok(()),
-        Some(before) if before == by => {
-            Err(Failure::Usage(format!("{by} {place} is given twice: name each place once")))
+fn each_once<T: ToString>(
+    option: &str,
+    all: &[T],
+    mut visit: impl FnMut(&T) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut seen = BTreeSet::new();
+    for one in all {
+        if !seen.insert(one.to_string()) {
+            let name = one.to_string();
+            return Err(Failure::Usage(format!("{option} {name} is given twice: name each once")));
         }
-        Some(before) => Err(Failure::Usage(format!(
-            "{place} is named by {before} and by {by}: a GPU fails once or drains, name each place once"
-        ))),
+        visit(one)?;
+    }
+    Ok(())
+}
+
+/// The topology's nodes by their names.
+struct Machines<'a>(BTreeMap<&'a str, &'a Node>);
+
+impl<'a> Machines<'a> {
+    fn of(topology: &'a Topology) -> Self {
+        let nodes = topology.domains().iter().flat_map(|domain| &domain.nodes);
+        Self(nodes.map(|node| (node.name.0.as_str(), node)).collect())
+    }
+
+    fn expect_node(&self, by: &str, name: &str) -> Result<&'a Node, Failure> {
+        let found = self.0.get(name).copied();
+        found.ok_or_else(|| Failure::Usage(unknown_node(by, name, self.0.keys().copied())))
+    }
+
+    fn expect_gpu(&self, option: &str, topology: &Topology, gpu: &GpuId) -> Result<GpuId, Failure> {
+        if topology.find(gpu).is_some() {
+            return Ok(gpu.clone());
+        }
+        let by = format!("{option} {gpu}");
+        let node = gpu.0.rsplit_once('/').map_or(gpu.0.as_str(), |(node, _)| node);
+        let node = self.expect_node(&by, node)?;
+        let gpus = match (node.gpus.first(), node.gpus.last()) {
+            (Some(first), Some(last)) => format!("allowed are {first} to {last}"),
+            (None, _) | (_, None) => format!("node {} has none", node.name),
+        };
+        Err(Failure::Usage(format!("{by}: no such GPU; {gpus}")))
     }
 }
 
 /// With the names that are most like it.
-fn unknown_node<'a>(name: &str, nodes: impl Iterator<Item = &'a str>) -> String {
+fn unknown_node<'a>(by: &str, name: &str, nodes: impl Iterator<Item = &'a str>) -> String {
     const MOST: usize = 3;
     let mut close: Vec<_> = nodes.map(|node| (distance(name, node), node)).collect();
     close.sort_unstable();
@@ -105,7 +133,7 @@ fn unknown_node<'a>(name: &str, nodes: impl Iterator<Item = &'a str>) -> String 
         [] => format!("the topology has {count} nodes, none has a name like it"),
         names => format!("allowed are the topology's {count} nodes, such as {}", names.join(", ")),
     };
-    format!("--fail-node {name}: no such node; {hint}")
+    format!("{by}: no such node; {hint}")
 }
 
 /// How many letters must be put in, taken out or changed to make `b` of `a` (Levenshtein).
@@ -138,9 +166,9 @@ mod tests {
     #[test]
     fn close_names_are_told() {
         let nodes = ["rack-0-a", "rack-0-b", "rack-1-a", "login"];
-        let text = unknown_node("rack-0c", nodes.into_iter());
+        let text = unknown_node("--fail-node rack-0c", "rack-0c", nodes.into_iter());
         assert!(text.ends_with("4 nodes, such as rack-0-a, rack-0-b, rack-1-a"), "{text}");
-        let text = unknown_node("zzzzzzzzzz", nodes.into_iter());
+        let text = unknown_node("--fail-node zzzzzzzzzz", "zzzzzzzzzz", nodes.into_iter());
         assert!(text.ends_with("none has a name like it"), "{text}");
     }
 }

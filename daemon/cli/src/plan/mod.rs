@@ -9,10 +9,13 @@ mod json;
 mod losses;
 mod report;
 mod runs;
+mod shift;
 mod state;
+mod target;
 
 pub(crate) use args::{PlanArgs, PlanFormat};
 pub(crate) use state::{State, worker};
+pub(crate) use target::Target;
 
 use crate::failure::Failure;
 use crate::output::print_lines;
@@ -28,13 +31,15 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     };
     let losses = Losses::find(args, &job, &topology, &before.seats)?;
     let answer = Answer::find(&job, &topology, args.mode, &before, &losses)?;
-    match args.format {
-        PlanFormat::Json => print_lines(&[json::plan(&answer, args.contingency)?])?,
-        PlanFormat::Table => print_lines(&report::lines(&answer))?,
+    match (args.format, &answer.too_few) {
+        (PlanFormat::Json, _) => print_lines(&[json::plan(&answer, args.contingency)?])?,
+        (PlanFormat::Table, None) => print_lines(&report::lines(&answer))?,
+        // There is no more to say than why.
+        (PlanFormat::Table, Some(_)) => {}
     }
-    if answer.missing.is_empty() {
-        Ok(())
-    } else {
-        Err(Failure::Unrecoverable(report::unrecoverable(&answer)))
+    match &answer.too_few {
+        _ if !answer.missing.is_empty() => Err(Failure::Unrecoverable(report::unrecoverable(&answer))),
+        Some(why) => Err(Failure::Failed(why.clone())),
+        None => Ok(()),
     }
 }

@@ -85,6 +85,11 @@ impl Fatal {
         found
     }
 
+    /// Each of `sites` sites.
+    pub(super) fn every(sites: u32) -> Self {
+        Self { singles: (0..sites).collect(), pairs: BTreeSet::new() }
+    }
+
     /// Adds what the units of one axis tell.
     fn judge(&mut self, classes: &[Class<'_>], axis: Axis, k: u32) {
         let mut units: Vec<Holders> = Vec::new();

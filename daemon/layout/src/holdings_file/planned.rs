@@ -58,6 +58,11 @@ impl<'de> Visitor<'de> for Groups<'_> {
                 "groups are missing: the job has {data} replicas of {stages} stages, each needs its group"
             )));
         }
+        if self.holdings.is_empty() {
+            return Err(A::Error::custom(
+                "nobody trains in this plan, so it says of nobody what it holds: give the plan before it",
+            ));
+        }
         Ok(seats)
     }
 }

@@ -35,7 +35,7 @@ pub(super) fn lines(answer: &Answer<'_>) -> Vec<String> {
 enum Fate {
     /// Trained and trains.
     Stays,
-    /// Held nothing: it returns, or it is a spare.
+    /// Held nothing of this stage: it returns, is a spare, or comes from another stage.
     Joins,
     Failed,
     Leaves,
@@ -106,18 +106,18 @@ impl<'a> Change<'a> {
 
     fn lines(&self, answer: &Answer<'_>) -> Vec<String> {
         let group = self.group;
-        // A spare has the place of a GPU that held something.
         let place = |slot| Place { replica: group.replica, stage: group.stage, slot: Slot(slot) };
-        let origin = |slot| answer.origin(place(slot)).unwrap_or(place(slot));
-        let slots = 0..group.slots.len() as u32;
-        let before = slots.filter(|slot| answer.before.holdings.contains_key(&origin(*slot))).count();
+        let before = match answer.degree_before(group) {
+            0 => "held nothing".to_owned(),
+            degree => format!("TP{degree}"),
+        };
         let after = match group.degree() {
             0 => "does not train".to_owned(),
             degree => format!("TP{degree}"),
         };
         let picture: String = self.fates.iter().map(|fate| fate.picture()).collect();
         let name = format!("replica {} stage {}", group.replica, group.stage);
-        let mut lines = vec![format!("{name}: TP{before} -> {after}  {picture}")];
+        let mut lines = vec![format!("{name}: {before} -> {after}  {picture}")];
         // One column a family, of the first layers that are split alike.
         let all = runs(self.axes.iter().map(|(axis, slots)| (*axis, slots)));
         let families = [Family::Attn, Family::Ffn, Family::Vocab];

@@ -4,27 +4,26 @@ use super::{MOST_NAMES, count, names};
 use crate::output::bytes_text;
 use crate::plan::answer::Answer;
 use crate::plan::runs::{Run, runs};
-use reknit_layout::{Contingency, Place, ReplicaId, Units};
+use reknit_layout::{Axis, Contingency, Place, ReplicaId, StageId, Units};
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) fn sentence(answer: &Answer<'_>, next: &Contingency) -> String {
     let further = match next.gpu.unrecoverable {
-        0 => "survives any further GPU: yes".to_owned(),
-        fatal => {
-            format!("survives any further GPU: no, {fatal} of {} are the last to hold a unit", next.gpu.sets)
-        }
+        0 => "survives any 1 GPU: yes, every unit keeps a live holder".to_owned(),
+        1 => format!("survives any 1 GPU: no, 1 of {} is the last to hold a unit", next.gpu.sets),
+        fatal => format!("survives any 1 GPU: no, {fatal} of {} are the last to hold a unit", next.gpu.sets),
     };
-    let parts = [changes(answer), moved(answer), step_time(answer), further];
-    format!("{}: {}", gone(answer), parts.join("; "))
+    let parts = [step_time(answer), further, changes(answer), moved(answer)];
+    format!("{}, the job goes on: {}", gone(answer), parts.join("; "))
 }
 
 /// `2 of 8 GPUs gone, 1 leaves`
 fn gone(answer: &Answer<'_>) -> String {
     let losses = answer.losses;
     let (failed, drained) = (losses.failed.len(), losses.drained.len());
-    let spares = losses.gone.len() - failed - drained;
+    let others = losses.gone.len() - failed - drained;
     let seated = seated_gone(answer, failed, drained);
-    if spares == 0 { seated } else { format!("{seated}, {} gone", count(spares, "spare GPU")) }
+    if others == 0 { seated } else { format!("{seated}, {} without a place gone", count(others, "GPU")) }
 }
 
 fn seated_gone(answer: &Answer<'_>, failed: usize, drained: usize) -> String {
@@ -55,27 +54,7 @@ fn changes(answer: &Answer<'_>) -> String {
         *range = (range.0.min(degree), range.1.max(degree));
     }
     let held: BTreeSet<ReplicaId> = answer.before.holdings.keys().map(|place| place.replica).collect();
-    let mut said = Vec::new();
-    let (mut spares, mut exchanges) = (Vec::new(), BTreeSet::new());
-    for (place, _) in answer.seating.seats.iter() {
-        match answer.origin(place) {
-            None => spares.push(place.to_string()),
-            Some(origin) if origin == place => {}
-            Some(origin) => {
-                let pair = [place.replica.min(origin.replica), place.replica.max(origin.replica)];
-                exchanges.insert((place.stage, pair));
-            }
-        }
-    }
-    match spares.as_slice() {
-        [] => {}
-        [place] => said.push(format!("a spare takes {place}")),
-        [_, _, ..] => said.push(format!("spares take {}", names(spares))),
-    }
-    if !exchanges.is_empty() {
-        let groups = exchanges.iter().map(|(stage, [a, b])| format!("stage {stage} of replicas {a} and {b}"));
-        said.push(format!("{} change places", names(groups)));
-    }
+    let mut said = moves(answer);
     let mut replicas = Vec::new();
     for (replica, (least, most)) in degrees {
         match (least, most) {
@@ -99,17 +78,35 @@ fn changes(answer: &Answer<'_>) -> String {
     let more = replicas.len().saturating_sub(MOST_NAMES);
     said.extend(replicas.into_iter().take(MOST_NAMES));
     if more > 0 {
-        said.push(format!("{} change too", count(more, "more replica")));
+        let change = if more == 1 { "changes" } else { "change" };
+        said.push(format!("{} {change} too", count(more, "more replica")));
     }
     if said.is_empty() { "every replica goes on as before".to_owned() } else { said.join(", ") }
 }
 
-/// Whether some place of a complete replica held nothing before.
+/// Which places have another GPU than before.
+fn moves(answer: &Answer<'_>) -> Vec<String> {
+    let shift = &answer.shift;
+    let mut said = Vec::new();
+    match shift.spares.as_slice() {
+        [] => {}
+        [place] => said.push(format!("a spare takes {place}")),
+        places => said.push(format!("spares take {}", names(places.iter().map(ToString::to_string)))),
+    }
+    let single = shift.single.iter().map(|(from, to)| format!("{from}'s GPU moves to {to}"));
+    said.extend((!shift.single.is_empty()).then(|| names(single)));
+    let groups = shift.exchanges.iter().map(|(stage, replicas)| {
+        let replicas: Vec<_> = replicas.iter().map(ToString::to_string).collect();
+        format!("stage {stage} of replicas {}", replicas.join(" and "))
+    });
+    said.extend((!shift.exchanges.is_empty()).then(|| format!("{} change places", names(groups))));
+    said
+}
+
+/// Whether some group of a complete replica was not whole before.
 fn whole_again(answer: &Answer<'_>, replica: ReplicaId) -> bool {
-    let groups = answer.plan.layout.groups.iter().filter(|group| group.replica == replica);
-    let mut places = groups
-        .flat_map(|group| group.active().into_iter().map(|slot| Place { replica, stage: group.stage, slot }));
-    places.any(|place| answer.origin(place).is_some() && answer.held(place).is_none())
+    let mut groups = answer.plan.layout.groups.iter().filter(|group| group.replica == replica);
+    groups.any(|group| answer.degree_before(group) < group.slots.len())
 }
 
 fn moved(answer: &Answer<'_>) -> String {
@@ -123,18 +120,24 @@ fn moved(answer: &Answer<'_>) -> String {
 }
 
 fn step_time(answer: &Answer<'_>) -> String {
-    let ratio = answer.plan.predicted.step_time_ratio;
-    if (ratio - 1.0).abs() < 0.005 {
+    let (ratio, throughput) = (answer.plan.predicted.step_time_ratio, answer.plan.predicted.throughput_ratio);
+    let time = if (ratio - 1.0).abs() < 0.005 {
         "a step takes as long as at full strength".to_owned()
     } else {
         format!("a step takes {ratio:.2} times as long as at full strength")
+    };
+    // Steps that are no longer may still be of fewer samples.
+    if ratio < 1.005 && throughput < 0.995 {
+        format!("{time}, at {throughput:.2} of the throughput")
+    } else {
+        time
     }
 }
 
 /// For stderr, on one line: what is lost.
 pub(crate) fn unrecoverable(answer: &Answer<'_>) -> String {
     format!(
-        "no live GPU holds {}: load a checkpoint, or wait for a GPU that holds them",
+        "no live GPU holds {}: load a checkpoint, or wait for GPUs that hold them",
         names(lost_units(answer))
     )
 }
@@ -173,16 +176,70 @@ pub(super) fn lost(answer: &Answer<'_>) -> Vec<String> {
     } else {
         format!("  load the newest checkpoint of {dir}")
     });
-    let holds = |place: &&Place| {
-        let holding = answer.before.holdings.get(place);
-        holding.is_some_and(|holding| {
-            answer.missing.iter().any(|(axis, units)| !holding.of(*axis).intersection(units).is_empty())
+    lines.push(format!("  wait for {}", awaited(answer)));
+    lines
+}
+
+/// The GPUs whose return would bring back what is lost.
+fn awaited(answer: &Answer<'_>) -> String {
+    let held = last_holders(answer);
+    // Stage by stage: both ends of a pipeline hold a vocabulary of their own.
+    let mut lost: BTreeMap<(StageId, Axis), Units> = BTreeMap::new();
+    for (place, units) in &held {
+        for (axis, units) in units {
+            let all = lost.entry((place.stage, *axis)).or_default();
+            *all = all.union(units);
+        }
+    }
+    let brings_all = |place: &Place, units: &BTreeMap<Axis, Units>| {
+        lost.iter().all(|((stage, axis), all)| {
+            *stage == place.stage && units.get(axis).is_some_and(|own| own == all)
         })
     };
-    let held: Vec<_> = answer.losses.failed.iter().filter(holds).map(ToString::to_string).collect();
-    lines.push(match held.is_empty() {
-        true => "  wait for a GPU that holds them".to_owned(),
-        false => format!("  wait for a GPU that held them: {}", names(held)),
-    });
-    lines
+    let alone = |place: &Place, units: &BTreeMap<Axis, Units>| {
+        units.iter().any(|(axis, own)| {
+            let others = held.iter().filter(|(other, _)| *other != place && other.stage == place.stage);
+            let others = others.filter_map(|(_, units)| units.get(axis));
+            !others.fold(own.clone(), |left, other| left.difference(other)).is_empty()
+        })
+    };
+    let places = || names(held.keys().map(ToString::to_string));
+    match held.len() {
+        0 => "GPUs that hold them".to_owned(),
+        1 => format!("the GPU that held them: {}", places()),
+        _ if held.iter().all(|(place, units)| brings_all(place, units)) => {
+            format!("any one of the GPUs that held them: {}", places())
+        }
+        _ if held.iter().all(|(place, units)| alone(place, units)) => {
+            format!("all of the GPUs that held them: {}", places())
+        }
+        _ => format!("enough of the GPUs that held them: {}", places()),
+    }
+}
+
+/// The failed places with what each held that no live GPU of the stage holds.
+fn last_holders(answer: &Answer<'_>) -> BTreeMap<Place, BTreeMap<Axis, Units>> {
+    let failed = &answer.losses.failed;
+    let live = || answer.before.holdings.iter().filter(|(place, _)| !failed.contains(place));
+    let newest = live().map(|(_, holding)| holding.step).max().unwrap_or_default();
+    let mut left: BTreeMap<(StageId, Axis), Units> = BTreeMap::new();
+    for stage in answer.job.stages() {
+        for (axis, units) in &answer.missing {
+            let alike = live().filter(|(place, holding)| place.stage == stage && holding.step == newest);
+            let rest = alike.fold(units.clone(), |left, (_, holding)| left.difference(&holding.of(*axis)));
+            left.insert((stage, *axis), rest);
+        }
+    }
+    let mut holders = BTreeMap::new();
+    for place in failed {
+        let holding = answer.before.holdings.get(place).filter(|holding| holding.step >= newest);
+        let Some(holding) = holding else { continue };
+        let of_stage = left.iter().filter(|((stage, _), _)| *stage == place.stage);
+        let units = of_stage.map(|((_, axis), left)| (*axis, holding.of(*axis).intersection(left)));
+        let units: BTreeMap<_, _> = units.filter(|(_, units)| !units.is_empty()).collect();
+        if !units.is_empty() {
+            holders.insert(*place, units);
+        }
+    }
+    holders
 }

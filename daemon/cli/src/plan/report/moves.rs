@@ -79,7 +79,10 @@ fn total(answer: &Answer<'_>) -> String {
     }
     if plan.bytes_to_balance > 0 {
         let bytes = bytes_text(plan.bytes_to_balance);
-        text += &format!("; {bytes} of it from slots of the same group, for balance");
+        text += &format!(
+            "; {bytes} of it only for balance, between slots of the same group: they differ by at most one unit, and \
+             in a whole group each owns its nominal units"
+        );
     }
     text
 }

@@ -1,6 +1,6 @@
 //! What the new layout costs, and what it would survive.
 
-use super::names;
+use super::{count, names};
 use crate::output::bytes_text;
 use crate::plan::answer::Answer;
 use reknit_layout::{Contingency, Exposure, JobSpec, Place, memory};
@@ -13,16 +13,17 @@ pub(super) fn lines(answer: &Answer<'_>, ahead: &[Contingency]) -> Vec<String> {
         "{:.3} of the nominal step time, {:.3} of the nominal throughput",
         predicted.step_time_ratio, predicted.throughput_ratio
     );
-    let handed = layout.handover_bytes(answer.job);
-    let sync = match handed {
+    let sync = match layout.handover_bytes(answer.job) {
         0 => "every slot hosts what it owns: no gradient is handed over".to_owned(),
         bytes => format!(
-            "{} of gradients are handed to another slot of their group in each step, and come back",
-            bytes_text(bytes)
+            "in each step {} of gradients go to another slot of their group and come back, {} each way at the busiest \
+             GPU; the speed above leaves this out",
+            bytes_text(bytes),
+            bytes_text(layout.busiest_handover_bytes(answer.job))
         ),
     };
     let mut lines = vec![
-        line("batch", &format!("{} samples", batch(&layout.batch))),
+        line("batch", &batch(&layout.batch)),
         line("speed", &step),
         line("sync", &sync),
         line("memory", &most_memory(answer)),
@@ -31,7 +32,8 @@ pub(super) fn lines(answer: &Answer<'_>, ahead: &[Contingency]) -> Vec<String> {
         lines.push(line("power", &power(&predicted.power)));
     }
     let titles = std::iter::once("survives").chain(std::iter::repeat(""));
-    lines.extend(titles.zip(ahead.iter().flat_map(survivals)).map(|(title, text)| line(title, &text)));
+    let rows = ahead.iter().flat_map(survivals).chain(["(yes: every unit keeps a live holder)".to_owned()]);
+    lines.extend(titles.zip(rows).map(|(title, text)| line(title, &text)));
     lines
 }
 
@@ -39,18 +41,21 @@ fn line(title: &str, text: &str) -> String {
     format!("{title:<9} {text}")
 }
 
-/// Samples of each replica; equal ones are counted where there are many.
+/// `12+20 samples`; equal shares are counted where there are many: `10 replicas of 9, 241 of 8 samples`.
 fn batch(shares: &[u32]) -> String {
     const MOST: usize = 16;
     if shares.len() <= MOST {
-        return shares.iter().map(ToString::to_string).collect::<Vec<_>>().join("+");
+        return shares.iter().map(ToString::to_string).collect::<Vec<_>>().join("+") + " samples";
     }
     let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
     for share in shares {
         *counts.entry(*share).or_default() += 1;
     }
-    let parts = counts.into_iter().rev().map(|(share, replicas)| format!("{replicas}x{share}"));
-    names(parts)
+    let parts = counts.into_iter().rev().zip(0..).map(|((share, replicas), at)| match at {
+        0 => format!("{} of {share}", count(replicas, "replica")),
+        _ => format!("{replicas} of {share}"),
+    });
+    names(parts) + " samples"
 }
 
 fn most_memory(answer: &Answer<'_>) -> String {
@@ -82,18 +87,18 @@ fn power(above: &BTreeMap<Place, f64>) -> String {
     parts.collect::<Vec<_>>().join("; ")
 }
 
-/// Of GPUs, nodes and domains: on one line what is survived, and a line for each that is not.
+/// Of GPUs, nodes and domains in this order: a line for each, but one for neighbours that are survived.
 fn survivals(ahead: &Contingency) -> Vec<String> {
     let kinds = [("GPU", &ahead.gpu), ("node", &ahead.node), ("domain", &ahead.domain)];
-    let (good, bad): (Vec<_>, Vec<_>) =
-        kinds.into_iter().partition(|(_, exposure)| exposure.unrecoverable == 0);
-    let text = |(kind, exposure): (&str, &Exposure)| survival(ahead.k, kind, exposure);
-    let good: Vec<_> = good.into_iter().map(text).collect();
-    let good = (!good.is_empty()).then(|| good.join("; "));
-    good.into_iter().chain(bad.into_iter().map(text)).collect()
+    let alike = kinds.chunk_by(|(_, one), (_, next)| one.unrecoverable == 0 && next.unrecoverable == 0);
+    let line = |kinds: &[(&str, &Exposure)]| {
+        let texts = kinds.iter().map(|(kind, exposure)| survival(ahead.k, kind, exposure));
+        texts.collect::<Vec<_>>().join("; ")
+    };
+    alike.map(line).collect()
 }
 
-/// `any 2 GPUs: no, 12 of 28 pairs take units along, for example 0.0.1 with 1.0.1`
+/// `any 2 GPUs: no, 12 of 28 pairs hold the last copy of a unit, for example 0.0.1 with 1.0.1`
 fn survival(k: u32, kind: &str, exposure: &Exposure) -> String {
     let plural = if k == 1 { "" } else { "s" };
     let any = format!("any {k} {kind}{plural}");
@@ -103,9 +108,9 @@ fn survival(k: u32, kind: &str, exposure: &Exposure) -> String {
         fatal => {
             let set = if k == 1 { kind } else { "pair" };
             let lose = match (fatal, exposure.sets) {
-                (_, 1) => format!("the only {set} takes units along"),
-                (1, sets) => format!("1 of {sets} {set}s takes units along"),
-                (fatal, sets) => format!("{fatal} of {sets} {set}s take units along"),
+                (_, 1) => format!("the only {set} holds the last copy of a unit"),
+                (1, sets) => format!("1 of {sets} {set}s holds the last copy of a unit"),
+                (fatal, sets) => format!("{fatal} of {sets} {set}s hold the last copy of a unit"),
             };
             let example =
                 exposure.examples.first().map(|set| format!(", for example {}", set.join(" with ")));
@@ -128,24 +133,24 @@ mod tests {
         assert_eq!(survival(1, "GPU", &exposure(8, 0, &[])), "any 1 GPU: yes");
         assert_eq!(
             survival(2, "GPU", &exposure(28, 12, &["0.0.1", "1.0.1"])),
-            "any 2 GPUs: no, 12 of 28 pairs take units along, for example 0.0.1 with 1.0.1"
+            "any 2 GPUs: no, 12 of 28 pairs hold the last copy of a unit, for example 0.0.1 with 1.0.1"
         );
         assert_eq!(
             survival(1, "node", &exposure(2, 1, &["n0"])),
-            "any 1 node: no, 1 of 2 nodes takes units along, for example n0"
+            "any 1 node: no, 1 of 2 nodes holds the last copy of a unit, for example n0"
         );
         assert_eq!(survival(2, "domain", &exposure(0, 0, &[])), "any 2 domains: there are fewer");
         assert_eq!(
             survival(2, "domain", &exposure(1, 1, &["a", "b"])),
-            "any 2 domains: no, the only pair takes units along, for example a with b"
+            "any 2 domains: no, the only pair holds the last copy of a unit, for example a with b"
         );
     }
 
     #[test]
     fn a_batch_of_many_replicas_is_counted() {
-        assert_eq!(batch(&[14, 18]), "14+18");
+        assert_eq!(batch(&[14, 18]), "14+18 samples");
         let mut shares = vec![8; 255];
         shares.push(7);
-        assert_eq!(batch(&shares), "255x8, 1x7");
+        assert_eq!(batch(&shares), "255 replicas of 8, 1 of 7 samples");
     }
 }
