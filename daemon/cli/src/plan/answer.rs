@@ -7,9 +7,9 @@ use crate::failure::Failure;
 use reknit_layout::{
     Axis, Contingency, Draft, Epoch, Group, Holding, JobSpec, Layout, Mode, Place, Plan, PlanError,
     PlanRequest, Predicted, ReplicaId, Seating, Slot, SyncColumns, Topology, Transfer, Units, WorkerKey,
-    candidates, contingency, contingency_of_lost, draft, reseat,
+    candidates, contingency, contingency_of_lost, draft, lost, reseat,
 };
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 #[derive(Debug)]
@@ -45,14 +45,14 @@ impl<'a> Answer<'a> {
             job,
             topology,
             epoch: Epoch(2),
-            workers: &candidates(members, holdings.clone()),
+            workers: &candidates(members, holdings),
             fresh: false,
         };
         let mut too_few = None;
         let Draft { plan, missing } = match draft(&request) {
             Ok(draft) => draft,
             Err(error @ PlanError::TooFew { .. }) => {
-                let missing = lost(job, &holdings);
+                let missing = lost(&request);
                 too_few = missing.is_empty().then(|| {
                     format!("{error}; every unit still has a live holder: the job waits until GPUs return")
                 });
@@ -112,29 +112,6 @@ impl<'a> Answer<'a> {
         };
         (most(|transfer| &transfer.from), most(|transfer| &transfer.to))
     }
-}
-
-/// What none of the holders has at the newest step, counted over all replicas.
-fn lost(job: &JobSpec, holdings: &BTreeMap<WorkerKey, Holding>) -> BTreeMap<Axis, Units> {
-    let newest = holdings.values().map(|holding| holding.step).max();
-    let mut left: BTreeMap<Axis, Units> = job
-        .model
-        .axes()
-        .into_iter()
-        .map(|axis| (axis, Units::range(0, job.model.units(axis.family))))
-        .collect();
-    let mut seen = HashSet::new();
-    for holding in holdings.values().filter(|holding| Some(holding.step) == newest) {
-        if seen.insert(Arc::as_ptr(&holding.units)) {
-            for (axis, units) in holding.units.iter() {
-                if let Some(left) = left.get_mut(axis) {
-                    *left = left.difference(units);
-                }
-            }
-        }
-    }
-    left.retain(|_, units| !units.is_empty());
-    left
 }
 
 /// The layout in which nobody trains.

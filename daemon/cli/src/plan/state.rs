@@ -29,7 +29,8 @@ impl State {
             workers: &candidates(members, []),
             fresh: true,
         });
-        let draft = draft.map_err(|error| Failure::Usage(error.to_string()))?;
+        // The nominal layout is everybody's: only memory can be missing.
+        let draft = draft.map_err(|error| Failure::Failed(error.to_string()))?;
         Ok(Self { seats, holdings: owned(&draft.plan.layout) })
     }
 

@@ -114,6 +114,25 @@ pub(crate) fn check(job: &Job, plan: &Plan, before: &Held, failed: &BTreeSet<Str
     ahead(job, plan, &gpus, &owned);
 }
 
+/// Checks the answer where nobody can go on although every unit lives.
+pub(crate) fn check_nobody(job: &Job, plan: &Plan, before: &Held, failed: &BTreeSet<String>) {
+    assert!(plan.recoverable && plan.groups.iter().all(|group| group.degree == 0));
+    assert!(plan.totals.step_time_ratio.is_none() && plan.transfers.is_empty());
+    check(job, plan, before, failed);
+    for group in &plan.groups {
+        let stage = plan.groups.iter().filter(|other| other.stage == group.stage);
+        let live: Vec<_> = stage
+            .flat_map(|group| &group.slots)
+            .filter(|slot| !failed.contains(&slot.gpu))
+            .filter_map(|slot| before.get(&slot.gpu))
+            .collect();
+        for axis in job.axes(group.stage) {
+            let held: BTreeSet<_> = live.iter().filter_map(|axes| axes.get(&axis)).flatten().collect();
+            assert_eq!(held.len(), job.units(&axis.0) as usize, "{axis:?} of stage {}", group.stage);
+        }
+    }
+}
+
 fn members(job: &Job, plan: &Plan) {
     let given: Vec<_> = plan.groups.iter().map(|group| (group.replica, group.stage)).collect();
     let stages = (0..job.data).flat_map(|r| (0..job.pipeline).map(move |s| (r, s)));
@@ -350,7 +369,8 @@ fn ahead(
                 sets += 1;
                 let lost =
                     |place| places.contains(place) || other.is_some_and(|(_, more)| more.contains(place));
-                if owners.iter().any(|owners| owners.iter().all(lost)) {
+                // Where units are lost already, nothing more can be survived.
+                if !plan.recoverable || owners.iter().any(|owners| owners.iter().all(lost)) {
                     let names =
                         std::iter::once((*name).clone()).chain(other.map(|(name, _)| (*name).clone()));
                     fatal.insert(names.collect::<BTreeSet<_>>());

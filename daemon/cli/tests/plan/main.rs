@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // A failed set-up fails the test.
 
+mod chained;
 mod checker;
 mod golden;
 mod printed;

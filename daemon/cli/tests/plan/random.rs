@@ -1,6 +1,6 @@
 //! Many random questions, each answer checked by the rules of `checker`, each the start of the next question.
 
-use super::checker::{Job, check};
+use super::checker::{Job, check, check_nobody};
 use super::printed::{Held, Plan};
 use super::{reknit_in, text};
 use std::collections::BTreeSet;
@@ -113,6 +113,9 @@ fn random_plans_keep_the_rules() {
             let says = format!("seed {seed}, turn {turn}: {args:?}\n{}\n{error}", job.toml());
             if status == Some(1) {
                 assert!(error.contains("every unit still has a live holder"), "{says}");
+                let nobody: Plan = serde_json::from_str(&printed).unwrap();
+                let checked = std::panic::catch_unwind(|| check_nobody(&job, &nobody, &before, &failed));
+                assert!(checked.is_ok(), "{says}\n{printed}");
                 few += 1;
                 continue;
             }

@@ -16,23 +16,33 @@ fn refused(folder: &Path, args: &[&str], says: &str) {
 #[test]
 fn wrong_arguments() {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/plan/data"));
-    let nine: Vec<String> = (0..9).map(|i| format!("--fail=0.0.{i}")).collect();
-    let nine: Vec<&str> = nine.iter().map(String::as_str).collect();
     for (args, says) in [
         (&["--fail", "0.0.4"][..], "--fail 0.0.4 is no place of the job: allowed are 0.0.0 to 1.0.3"),
         (&["--drain", "2.0.0"], "--drain 2.0.0 is no place of the job: allowed are 0.0.0 to 1.0.3"),
         (&["--fail", "0.1.0"], "0.1.0 is no place of the job"),
-        (&["--fail", "0.0"], "`0.0` is not a place: write replica.stage.slot, such as 1.0.3"),
+        (
+            &["--fail", "0.0"],
+            "`0.0` is not a place: write replica.stage.slot, such as 1.0.3, or the name of a GPU",
+        ),
         (&["--fail", "0.0.4294967296"], "`0.0.4294967296` is not a place"),
-        (&["--fail", "0.0.1", "--fail", "0.0.1"], "--fail 0.0.1 is given twice: name each place once"),
+        (&["--fail", "0.0.1", "--fail", "0.0.1"], "--fail 0.0.1 is given twice: name each once"),
+        (&["--fail", "r0-s0/1", "--fail", "r0-s0/1"], "--fail r0-s0/1 is given twice: name each once"),
         (&["--fail", "0.0.1", "--drain", "0.0.1"], "0.0.1 is named by --fail and by --drain"),
-        (&["--fail", "0.0.1", "--fail-node", "r0-s0"], "0.0.1 is named by --fail and by --fail-node r0-s0"),
+        (&["--fail", "0.0.1", "--drain", "r0-s0/1"], "0.0.1 is named by --fail and by --drain"),
+        (&["--drain", "0.0.1", "--fail-node", "r0-s0"], "0.0.1 is named by --fail-node r0-s0 and by --drain"),
+        (&["--fail", "r0-s0/4"], "--fail r0-s0/4: no such GPU; allowed are r0-s0/0 to r0-s0/3"),
+        (&["--drain", "n0/0"], "--drain n0/0: no such node; allowed are the topology's 2 nodes"),
+        (
+            &["--fail", "0.0.1", "0.0.2"],
+            "unexpected argument `0.0.2`: an option takes one GPU, repeat --fail for each",
+        ),
+        (&["--fail", "0.0.1,0.0.2"], "`0.0.1,0.0.2` is more than one: repeat the option for each GPU"),
+        (&["0.0.1"], "unexpected argument `0.0.1`: see reknit plan --help"),
         (&["--fail-node", "r0-s0", "--fail-node", "r0-s0"], "--fail-node r0-s0 is given twice"),
         (
             &["--fail-node", "r0s0"],
             "--fail-node r0s0: no such node; allowed are the topology's 2 nodes, such as r0-s0, r1-s0",
         ),
-        (&nine, "--fail and --drain name 9 places, but the job has 8"),
         (
             &["--mode", "raid"],
             "`raid` is not a mode: allowed are ntp, uniform_reduction, drop_replica and power_of_two",
@@ -183,6 +193,19 @@ fn every_unit_lives_but_no_replica_has_enough() {
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(output.stdout.is_empty());
     assert!(error.contains("no replica has 4 active slots") && error.contains("every unit still"), "{error}");
+
+    let args = "plan --job job.toml --fail 0.0.1 --fail 1.0.2 --format json";
+    let output = reknit_in(folder.path(), &args.split(' ').collect::<Vec<_>>());
+    assert_eq!(output.status.code(), Some(1));
+    let printed = text(output.stdout);
+    let json: serde_json::Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!((&json["recoverable"], &json["unrecoverable_units"]), (&true.into(), &serde_json::json!([])));
+    assert_eq!(json["batch"], serde_json::json!([0, 0]));
+    assert!(json["totals"]["step_time_ratio"].is_null());
+    // It says of nobody what it holds, so nothing can be planned from it.
+    std::fs::write(folder.path().join("nobody.json"), printed).unwrap();
+    let next = ["plan", "--job", "job.toml", "--holdings", "nobody.json"];
+    refused(folder.path(), &next, "nobody trains in this plan");
 }
 
 #[test]
@@ -197,9 +220,12 @@ fn a_plan_that_does_not_fit_the_memory() {
         format!("[gpu]\nmemory_gib = {gib:?}\n{}{}", domain(0), domain(1))
     };
     let plan = ["plan", "--job", "job.toml", "--topology", "topology.toml", "--fail", "0.0.1"];
-    // 28.5 MB are needed with 4 slots, 35.5 MB with 3.
+    // 27.2 MiB are needed with 4 slots, 33.9 MiB with 3.
     std::fs::write(folder.path().join("topology.toml"), topology(32.0)).unwrap();
-    refused(folder.path(), &plan, "the slot at 0.0.0 would need ");
+    let output = reknit_in(folder.path(), &plan);
+    let error = text(output.stderr);
+    assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(1), true), "{error}");
+    assert!(error.contains("the slot at 0.0.0 would need 33.") && error.contains("has 32.00 MiB"), "{error}");
     assert!(reknit_in(folder.path(), &plan[..5]).status.success(), "the nominal layout fits");
     std::fs::write(folder.path().join("topology.toml"), topology(40.0)).unwrap();
     assert!(reknit_in(folder.path(), &plan).status.success());

@@ -70,7 +70,7 @@ fn total(answer: &Answer<'_>) -> String {
     let more = plan.bytes_moved.saturating_sub(plan.bytes_lower_bound);
     if more > 0 {
         text += &format!(
-            "; {} more than the least possible, {}, so that slots of a group differ by at most one unit",
+            "; {} more than the least possible, {}: a group that is whole again takes up its nominal units",
             bytes_text(more),
             bytes_text(plan.bytes_lower_bound)
         );
@@ -79,10 +79,8 @@ fn total(answer: &Answer<'_>) -> String {
     }
     if plan.bytes_to_balance > 0 {
         let bytes = bytes_text(plan.bytes_to_balance);
-        text += &format!(
-            "; {bytes} of it only for balance, between slots of the same group: they differ by at most one unit, and \
-             in a whole group each owns its nominal units"
-        );
+        let why = "they differ by at most one unit, or own their nominal ones where the group is whole again";
+        text += &format!("; {bytes} of it only for balance, from slots of the same group, so that {why}");
     }
     text
 }
