@@ -53,6 +53,26 @@ fn best(
     }
 }
 
+/// Unit by unit: the owner sends the gradient to the host of its column, which sends it back.
+fn busiest(layout: &Layout, job: &JobSpec) -> u64 {
+    let mut sent: std::collections::BTreeMap<Place, u64> = Default::default();
+    for group in layout.groups.iter().filter(|group| group.degree() > 0) {
+        for axis in &layout.sync[0].axes {
+            let bytes = job.unit_params(StageId(0), axis.axis.family) * job.model.dtype.gradient_bytes();
+            for unit in 0..job.model.units(axis.axis.family) {
+                let with = |sets: &[Units]| sets.iter().position(|units| units.contains(unit)).unwrap();
+                let owner = Slot(with(&group.partitions[&axis.axis]) as u32);
+                let host = layout.sync[0].hosts[group.replica.0 as usize][with(&axis.columns)];
+                for slot in [owner, host].into_iter().filter(|_| owner != host) {
+                    let place = Place { replica: group.replica, stage: group.stage, slot };
+                    *sent.entry(place).or_default() += bytes;
+                }
+            }
+        }
+    }
+    sent.into_values().max().unwrap_or(0)
+}
+
 fn arrangements(slots: &[Slot], count: usize) -> Vec<Vec<Slot>> {
     if count == 0 {
         return vec![Vec::new()];
@@ -89,5 +109,6 @@ proptest! {
         let layout = &cluster.plan.layout;
         let (found, least) = (layout.handover_bytes(&cluster.job), least(layout, &cluster.job));
         prop_assert!(found * 10 <= least * 11, "{found} bytes travel, least {least}");
+        prop_assert_eq!(layout.busiest_handover_bytes(&cluster.job), busiest(layout, &cluster.job));
     }
 }

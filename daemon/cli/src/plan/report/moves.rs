@@ -79,8 +79,8 @@ fn total(answer: &Answer<'_>) -> String {
     }
     if plan.bytes_to_balance > 0 {
         let bytes = bytes_text(plan.bytes_to_balance);
-        let why = "they differ by at most one unit, or own their nominal ones where the group is whole again";
-        text += &format!("; {bytes} of it only for balance, from slots of the same group, so that {why}");
+        let why = "slots of a group differ by at most one unit, those of a whole one own their nominal units";
+        text += &format!("; {bytes} of it only for balance: {why}");
     }
     text
 }

@@ -32,7 +32,10 @@ pub(super) fn lines(answer: &Answer<'_>, ahead: &[Contingency]) -> Vec<String> {
         lines.push(line("power", &power(&predicted.power)));
     }
     let titles = std::iter::once("survives").chain(std::iter::repeat(""));
-    let rows = ahead.iter().flat_map(survivals).chain(["(yes: every unit keeps a live holder)".to_owned()]);
+    let exposures = ahead.iter().flat_map(|ahead| [&ahead.gpu, &ahead.node, &ahead.domain]);
+    let some_yes = exposures.into_iter().any(|exposure| exposure.sets > 0 && exposure.unrecoverable == 0);
+    let meaning = some_yes.then(|| "(yes: every unit keeps a live holder)".to_owned());
+    let rows = ahead.iter().flat_map(survivals).chain(meaning);
     lines.extend(titles.zip(rows).map(|(title, text)| line(title, &text)));
     lines
 }
