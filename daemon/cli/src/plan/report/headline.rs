@@ -6,6 +6,7 @@ use crate::plan::answer::Answer;
 use crate::plan::runs::{Run, runs};
 use reknit_layout::{Axis, Contingency, Place, ReplicaId, StageId, Units};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 pub(super) fn sentence(answer: &Answer<'_>, next: &Contingency) -> String {
     let further = match next.gpu.unrecoverable {
@@ -185,34 +186,27 @@ fn awaited(answer: &Answer<'_>) -> String {
     let held = last_holders(answer);
     // Stage by stage: both ends of a pipeline hold a vocabulary of their own.
     let mut lost: BTreeMap<(StageId, Axis), Units> = BTreeMap::new();
+    let mut shared = lost.clone();
     for (place, units) in &held {
         for (axis, units) in units {
             let all = lost.entry((place.stage, *axis)).or_default();
+            let twice = shared.entry((place.stage, *axis)).or_default();
+            *twice = twice.union(&all.intersection(units));
             *all = all.union(units);
         }
     }
-    let brings_all = |place: &Place, units: &BTreeMap<Axis, Units>| {
-        lost.iter().all(|((stage, axis), all)| {
-            *stage == place.stage && units.get(axis).is_some_and(|own| own == all)
-        })
+    let brings_all = |(place, units): (&Place, &BTreeMap<Axis, Units>)| {
+        lost.iter().all(|((stage, axis), all)| *stage == place.stage && units.get(axis) == Some(all))
     };
-    let alone = |place: &Place, units: &BTreeMap<Axis, Units>| {
-        units.iter().any(|(axis, own)| {
-            let others = held.iter().filter(|(other, _)| *other != place && other.stage == place.stage);
-            let others = others.filter_map(|(_, units)| units.get(axis));
-            !others.fold(own.clone(), |left, other| left.difference(other)).is_empty()
-        })
+    let needed = |(place, units): (&Place, &BTreeMap<Axis, Units>)| {
+        units.iter().any(|(axis, own)| !own.difference(&shared[&(place.stage, *axis)]).is_empty())
     };
     let places = || names(held.keys().map(ToString::to_string));
     match held.len() {
         0 => "GPUs that hold them".to_owned(),
         1 => format!("the GPU that held them: {}", places()),
-        _ if held.iter().all(|(place, units)| brings_all(place, units)) => {
-            format!("any one of the GPUs that held them: {}", places())
-        }
-        _ if held.iter().all(|(place, units)| alone(place, units)) => {
-            format!("all of the GPUs that held them: {}", places())
-        }
+        _ if held.iter().all(brings_all) => format!("any one of the GPUs that held them: {}", places()),
+        _ if held.iter().all(needed) => format!("all of the GPUs that held them: {}", places()),
         _ => format!("enough of the GPUs that held them: {}", places()),
     }
 }
@@ -222,20 +216,24 @@ fn last_holders(answer: &Answer<'_>) -> BTreeMap<Place, BTreeMap<Axis, Units>> {
     let failed = &answer.losses.failed;
     let live = || answer.before.holdings.iter().filter(|(place, _)| !failed.contains(place));
     let newest = live().map(|(_, holding)| holding.step).max().unwrap_or_default();
-    let mut left: BTreeMap<(StageId, Axis), Units> = BTreeMap::new();
-    for stage in answer.job.stages() {
-        for (axis, units) in &answer.missing {
-            let alike = live().filter(|(place, holding)| place.stage == stage && holding.step == newest);
-            let rest = alike.fold(units.clone(), |left, (_, holding)| left.difference(&holding.of(*axis)));
-            left.insert((stage, *axis), rest);
+    let mut gone: BTreeMap<StageId, BTreeMap<Axis, Units>> =
+        answer.job.stages().map(|stage| (stage, answer.missing.clone())).collect();
+    // Many slots hold the same.
+    let mut seen = BTreeSet::new();
+    for (place, holding) in live().filter(|(_, holding)| holding.step == newest) {
+        if let Some(gone) = gone.get_mut(&place.stage)
+            && seen.insert((place.stage, Arc::as_ptr(&holding.units)))
+        {
+            for (axis, units) in gone {
+                *units = units.difference(&holding.of(*axis));
+            }
         }
     }
     let mut holders = BTreeMap::new();
     for place in failed {
         let holding = answer.before.holdings.get(place).filter(|holding| holding.step >= newest);
-        let Some(holding) = holding else { continue };
-        let of_stage = left.iter().filter(|((stage, _), _)| *stage == place.stage);
-        let units = of_stage.map(|((_, axis), left)| (*axis, holding.of(*axis).intersection(left)));
+        let (Some(holding), Some(gone)) = (holding, gone.get(&place.stage)) else { continue };
+        let units = gone.iter().map(|(axis, gone)| (*axis, holding.of(*axis).intersection(gone)));
         let units: BTreeMap<_, _> = units.filter(|(_, units)| !units.is_empty()).collect();
         if !units.is_empty() {
             holders.insert(*place, units);

@@ -1,6 +1,6 @@
 //! What the new layout costs, and what it would survive.
 
-use super::{count, names};
+use super::{MOST_NAMES, count, names};
 use crate::output::bytes_text;
 use crate::plan::answer::Answer;
 use reknit_layout::{Contingency, Exposure, JobSpec, Place, memory};
@@ -54,11 +54,18 @@ fn batch(shares: &[u32]) -> String {
     for share in shares {
         *counts.entry(*share).or_default() += 1;
     }
-    let parts = counts.into_iter().rev().zip(0..).map(|((share, replicas), at)| match at {
+    let mut counts: Vec<_> = counts.into_iter().rev().collect();
+    let few = counts.split_off(counts.len().min(MOST_NAMES));
+    let parts = counts.into_iter().zip(0..).map(|((share, replicas), at)| match at {
         0 => format!("{} of {share}", count(replicas, "replica")),
         _ => format!("{replicas} of {share}"),
     });
-    names(parts) + " samples"
+    let parts: Vec<_> = parts.collect();
+    let rest = few.first().map(|(most, _)| {
+        let replicas: usize = few.iter().map(|(_, replicas)| replicas).sum();
+        format!(" and {replicas} of at most {most}")
+    });
+    parts.join(", ") + &rest.unwrap_or_default() + " samples"
 }
 
 fn most_memory(answer: &Answer<'_>) -> String {
@@ -155,5 +162,7 @@ mod tests {
         let mut shares = vec![8; 255];
         shares.push(7);
         assert_eq!(batch(&shares), "255 replicas of 8, 1 of 7 samples");
+        shares.extend([1, 2, 2, 3, 4, 5, 6]);
+        assert_eq!(batch(&shares), "255 replicas of 8, 1 of 7, 1 of 6, 1 of 5 and 5 of at most 4 samples");
     }
 }
