@@ -8,6 +8,7 @@ mod validate;
 pub use places::NoSuchPlace;
 pub use validate::Invalid;
 
+use crate::table::table;
 use crate::{Axis, Family};
 use serde::{Deserialize, Serialize};
 
@@ -19,15 +20,21 @@ pub const EXAMPLE: &str = include_str!("job/example.toml");
 #[serde(deny_unknown_fields)]
 pub struct JobSpec {
     pub name: String,
+    #[serde(deserialize_with = "table")]
     pub model: ModelSpec,
+    #[serde(deserialize_with = "table")]
     pub parallel: ParallelSpec,
+    #[serde(deserialize_with = "table")]
     pub batch: BatchSpec,
+    #[serde(deserialize_with = "table")]
     pub optimizer: OptimizerSpec,
+    #[serde(deserialize_with = "table")]
     pub data: DataSpec,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "table")]
     pub recovery: RecoverySpec,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "table")]
     pub checkpoint: CheckpointSpec,
+    #[serde(deserialize_with = "table")]
     pub run: RunSpec,
 }
 

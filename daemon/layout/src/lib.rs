@@ -17,6 +17,7 @@ mod planner;
 pub mod power;
 pub mod seating;
 mod stages;
+mod table;
 mod toml_file;
 pub mod topology;
 pub mod units;

@@ -52,6 +52,7 @@ fn describe(message: &str, key: Option<&str>) -> String {
         ("expected a string", "allowed is text in quotes"),
         ("expected a boolean", "allowed are true and false"),
         ("expected a sequence", "allowed is a list"),
+        ("expected a table", "allowed is a table"),
         ("expected an array of length 2", "allowed is a list of two numbers"),
         ("expected one of", "allowed are"),
         ("`, expected `", "`, allowed are `"),

@@ -182,6 +182,24 @@ fn a_job_has_at_most_a_million_gpus() {
 }
 
 #[test]
+fn a_table_is_not_written_as_a_list() {
+    let lists = "parallel = [2, 4, 1, 2]\nrecovery = [0, false]\n";
+    for (list, key) in lists.lines().zip(["parallel", "recovery"]) {
+        let mut skip = false;
+        let others = EXAMPLE.lines().filter(|line| {
+            if line.starts_with('[') {
+                skip = *line == format!("[{key}]");
+            }
+            !skip
+        });
+        let text = [list].into_iter().chain(others).collect::<Vec<_>>().join("\n");
+        let error = refused(&text);
+        let says = format!("job.toml: line 1: {key}: invalid type: sequence, allowed is a table");
+        assert_eq!(error, says);
+    }
+}
+
+#[test]
 fn a_missing_key_or_table_is_named() {
     let without = EXAMPLE.replace("\nseed = 1", "");
     let error = refused(&without);

@@ -187,3 +187,18 @@ proptest! {
         let _ = Topology::parse(&text, "topo.toml");
     }
 }
+
+#[test]
+fn a_table_is_not_written_as_a_list() {
+    for (text, says) in [
+        ("[[domain]]\nname = \"d\"\nnodes = [[\"n0\", 8]]", "line 3: domain[0].nodes[0]: "),
+        ("domain = [[\"d\", 16.0, []]]", "line 1: domain[0]: "),
+        (
+            "gpu = [80.0, 1.2]\n[[domain]]\nname = \"d\"\nnodes = [{ name = \"n0\", gpus = 8 }]",
+            "line 1: gpu: ",
+        ),
+    ] {
+        let says = format!("topo.toml: {says}invalid type: sequence, allowed is a table");
+        assert_eq!(refused(text), says);
+    }
+}

@@ -1,6 +1,7 @@
 //! The groups of a plan that was printed, as a source of holdings.
 
 use super::Shared;
+use crate::table::{Table, tables};
 use crate::{Axis, Family, GpuId, Holding, JobSpec, Place, ReplicaId, Slot, StageId, Step, Units};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, SeqAccess, Visitor};
@@ -33,7 +34,7 @@ impl<'de> Visitor<'de> for Groups<'_> {
         let parallel = &self.job.parallel;
         let mut seats = BTreeMap::new();
         let mut gpus = BTreeSet::new();
-        while let Some(group) = seq.next_element::<PlannedGroup>()? {
+        while let Some(Table(group)) = seq.next_element::<Table<PlannedGroup>>()? {
             let owned = group.owned(self.job).map_err(A::Error::custom)?;
             for (slot, (planned, units)) in (0..).zip(group.slots.into_iter().zip(owned)) {
                 let place = Place { replica: group.replica, stage: group.stage, slot: Slot(slot) };
@@ -71,7 +72,9 @@ impl<'de> Visitor<'de> for Groups<'_> {
 struct PlannedGroup {
     replica: ReplicaId,
     stage: StageId,
+    #[serde(deserialize_with = "tables")]
     slots: Vec<PlannedSlot>,
+    #[serde(deserialize_with = "tables")]
     partitions: Vec<PlannedPartition>,
 }
 

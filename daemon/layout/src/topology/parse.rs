@@ -2,6 +2,7 @@
 
 use super::{Domain, Node, POWER_LIMIT, Topology};
 use crate::DomainName;
+use crate::table::{table, tables};
 use crate::toml_file::{self, FileError};
 use serde::Deserialize;
 use std::collections::HashMap;
@@ -16,8 +17,9 @@ const GIB: f64 = (1 << 30) as f64;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TopologyFile {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "table")]
     gpu: GpuEntry,
+    #[serde(deserialize_with = "tables")]
     domain: Vec<DomainEntry>,
 }
 
@@ -33,6 +35,7 @@ struct GpuEntry {
 struct DomainEntry {
     name: String,
     power_budget: Option<f64>,
+    #[serde(deserialize_with = "tables")]
     nodes: Vec<NodeEntry>,
 }
 
