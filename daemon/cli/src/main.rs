@@ -100,7 +100,7 @@ fn main() -> ExitCode {
     match run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("reknit: {failure}");
+            eprintln!("reknit: {}", printable(&failure.to_string()));
             ExitCode::from(failure.exit_status())
         }
     }
@@ -112,6 +112,15 @@ fn one_line(error: &clap::Error) -> String {
     let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
     let told: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
     told.join(" ").trim_start_matches("error: ").replace(" tip: ", "; ")
+}
+
+/// Names of files and nodes may hold line ends and orders to the terminal: written as escapes, the text is one line.
+fn printable(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
+    }
+    line
 }
 
 /// On the main thread alone: a child's death signal is tied to the thread that started it.

@@ -29,7 +29,7 @@ pub(crate) fn holdings(path: &Path, job: &JobSpec) -> Result<HoldingsFile, Failu
     read.and_then(|file| reader.end().map(|()| file)).map_err(|error| {
         let text = error.to_string();
         // The parser says where it stopped after what is wrong.
-        let what = text.split(" at line ").next().unwrap_or(&text);
+        let what = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
         Failure::Usage(FileError::on_line(&name, Some(error.line()), what).to_string())
     })
 }

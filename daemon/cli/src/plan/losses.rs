@@ -123,6 +123,11 @@ impl<'a> Machines<'a> {
 /// With the names that are most like it.
 fn unknown_node<'a>(by: &str, name: &str, nodes: impl Iterator<Item = &'a str>) -> String {
     const MOST: usize = 3;
+    // No node has a longer name: it is like none, and not worth comparing.
+    const LONGEST: usize = 64;
+    if name.len() > LONGEST {
+        return format!("--fail-node is given {} bytes: names of nodes have up to {LONGEST}", name.len());
+    }
     let mut close: Vec<_> = nodes.map(|node| (distance(name, node), node)).collect();
     close.sort_unstable();
     let count = close.len();

@@ -16,6 +16,7 @@ fn refused(folder: &Path, args: &[&str], says: &str) {
 #[test]
 fn wrong_arguments() {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/plan/data"));
+    let long = "n".repeat(65);
     for (args, says) in [
         (&["--fail", "0.0.4"][..], "--fail 0.0.4 is no place of the job: allowed are 0.0.0 to 1.0.3"),
         (&["--drain", "2.0.0"], "--drain 2.0.0 is no place of the job: allowed are 0.0.0 to 1.0.3"),
@@ -52,6 +53,9 @@ fn wrong_arguments() {
         (&["--format", "yaml"], "[possible values: table, json]"),
         (&["--holdings", "nowhere.json"], "nowhere.json: No such file"),
         (&["--holdings", "."], ".: Is a directory"),
+        (&["--fail-node", "a\u{1b}[31m\nb"], "--fail-node a\\u{1b}[31m\\nb: no such node"),
+        (&["--fail-node", &long], "--fail-node is given 65 bytes: names of nodes have up to 64"),
+        (&["--holdings", "no\nwhere.json"], "no\\nwhere.json: No such file"),
         (&["--topology", "job.toml"], "job.toml: line "),
         (&["--topology", "racks.toml", "--fail-node", "r0-s0"], "--fail-node r0-s0: no such node"),
     ] {
@@ -122,6 +126,8 @@ fn wrong_holdings() {
     let place = |units: &str| format!("{{\"0.0.0\": {{\"step\": 7, \"units\": {units}}}}}");
     let last = "\"gpu\":\"r1-s0/3\"";
     assert!(all.contains(last), "{all}");
+    let slot = format!("{{\"slot\":3,{last},\"active\":true}}");
+    assert!(all.contains(&slot), "{all}");
     for (holdings, says) in [
         ("".to_owned(), "line 1: EOF"),
         ("[]".to_owned(), "expected an object of places, or a plan"),
@@ -129,6 +135,8 @@ fn wrong_holdings() {
         ("{\n\"0.0.4\": 3}".to_owned(), "line 2: 0.0.4 is no place of the job: allowed are 0.0.0 to 1.0.3"),
         ("{\"0.0\": 3}".to_owned(), "`0.0` is not a place"),
         ("{\"0\\n0\": 3}".to_owned(), "`0\\n0` is not a place"),
+        ("{\"0 at line 3\": 3}".to_owned(), "`0 at line 3` is not a place: write"),
+        (all.replace(&slot, "[3,\"r1-s0/3\",true]"), "line 1: invalid type: sequence, expected a table"),
         ("{\"0.0.0\": {\"step\": 1}}".to_owned(), "0.0.0: missing key `units`"),
         ("{\"0.0.0\": {\"units\": {}}}".to_owned(), "0.0.0: missing key `step`"),
         ("{\"0.0.0\": {\"stp\": 1}}".to_owned(), "0.0.0: unknown key `stp`, allowed are `step`, `units`"),
@@ -206,6 +214,42 @@ fn every_unit_lives_but_no_replica_has_enough() {
     std::fs::write(folder.path().join("nobody.json"), printed).unwrap();
     let next = ["plan", "--job", "job.toml", "--holdings", "nobody.json"];
     refused(folder.path(), &next, "nobody trains in this plan");
+}
+
+/// The vocabulary rows of the last stage are not those of the first.
+#[test]
+fn no_replica_has_enough_and_the_embedding_is_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = with("min_tensor = 4").replace("pipeline = 1", "pipeline = 2");
+    std::fs::write(folder.path().join("job.toml"), job).unwrap();
+    let run = |more: &[&str]| reknit_in(folder.path(), &[&["plan", "--job", "job.toml"], more].concat());
+    let all: serde_json::Value = serde_json::from_slice(&run(&["--format", "json"]).stdout).unwrap();
+    let mut held = serde_json::Map::new();
+    for group in all["groups"].as_array().unwrap() {
+        for slot in 0..4_usize {
+            let mut units = serde_json::Map::new();
+            for partition in group["partitions"].as_array().unwrap() {
+                let (family, owned) = (partition["family"].as_str().unwrap(), &partition["owned"][slot]);
+                match partition["layers"].as_array() {
+                    Some(layers) => {
+                        for layer in layers[0].as_u64().unwrap()..layers[1].as_u64().unwrap() {
+                            units.insert(format!("{family}/{layer}"), owned.clone());
+                        }
+                    }
+                    None if (group["stage"].as_u64(), slot) == (Some(0), 0) => {}
+                    None => drop(units.insert(family.to_owned(), owned.clone())),
+                }
+            }
+            let place = format!("{}.{}.{slot}", group["replica"], group["stage"]);
+            held.insert(place, serde_json::json!({ "step": 3, "units": units }));
+        }
+    }
+    let holdings = serde_json::Value::Object(held).to_string();
+    std::fs::write(folder.path().join("holdings.json"), holdings).unwrap();
+    let output = run(&["--holdings", "holdings.json", "--fail", "0.1.1", "--fail", "1.1.2"]);
+    let error = text(output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("no live GPU holds vocab units 0-3:"), "{error}");
 }
 
 #[test]
