@@ -15,6 +15,7 @@ use clap::{Parser, Subcommand};
 use failure::Failure;
 use output::Format;
 use std::ffi::OsString;
+use std::io::Write;
 use std::process::ExitCode;
 
 /// Runs and watches training jobs that outlive their GPUs.
@@ -87,20 +88,20 @@ fn main() -> ExitCode {
             if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
                 let _ = error.print();
             } else {
-                eprintln!("reknit: {}", one_line(&error));
+                tell(&one_line(&error));
             }
             return ExitCode::from(64);
         }
     };
     if let Command::Launch { parent, program, args } = &cli.command {
         let error = process::launch(*parent, program, args);
-        eprintln!("reknit: {} could not be started: {error}", program.display());
+        tell(&format!("{} could not be started: {error}", program.display()));
         return ExitCode::FAILURE;
     }
     match run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("reknit: {}", printable(&failure.to_string()));
+            tell(&failure.to_string());
             ExitCode::from(failure.exit_status())
         }
     }
@@ -114,13 +115,15 @@ fn one_line(error: &clap::Error) -> String {
     told.join(" ").trim_start_matches("error: ").replace(" tip: ", "; ")
 }
 
-/// Names of files and nodes may hold line ends and orders to the terminal: written as escapes, the text is one line.
-fn printable(text: &str) -> String {
-    let mut line = String::with_capacity(text.len());
+/// To stderr, as one line: names of files and nodes may hold line ends and orders to the terminal, these are written as
+/// escapes. Nobody may be there to read it: the exit status tells all the same.
+fn tell(text: &str) {
+    let mut line = String::from("reknit: ");
     for c in text.chars() {
         if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
     }
-    line
+    line.push('\n');
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// On the main thread alone: a child's death signal is tied to the thread that started it.

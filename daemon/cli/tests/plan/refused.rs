@@ -216,6 +216,14 @@ fn every_unit_lives_but_no_replica_has_enough() {
     refused(folder.path(), &next, "nobody trains in this plan");
 }
 
+#[test]
+fn the_status_tells_what_is_wrong_where_no_text_can_be_written() {
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut plan = std::process::Command::new(env!("CARGO_BIN_EXE_reknit"));
+    let status = plan.args(["plan", "--job", "nowhere.toml"]).stderr(full).status().unwrap();
+    assert_eq!(status.code(), Some(64));
+}
+
 /// The vocabulary rows of the last stage are not those of the first.
 #[test]
 fn no_replica_has_enough_and_the_embedding_is_lost() {
