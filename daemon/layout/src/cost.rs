@@ -8,7 +8,7 @@
 use crate::batch::Apportionment;
 use crate::job::{BatchPolicy, ModelSpec};
 use crate::power::{self, Target};
-use crate::{Family, Group, JobSpec, Partitions, Place, Slot, StageId, Topology, Units};
+use crate::{Family, Group, JobSpec, Partitions, Place, StageId, Topology, Units};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -87,9 +87,6 @@ pub(crate) fn predict(job: &JobSpec, topology: &Topology, groups: &[Group]) -> (
 /// The places that draw more than their nominal power.
 fn boosted(groups: &[Group], targets: &[Target]) -> BTreeMap<Place, f64> {
     let boosted = groups.iter().zip(targets).filter(|(_, target)| target.power > 1.0);
-    let places = boosted.flat_map(|(group, target)| {
-        let place = |slot: Slot| Place { replica: group.replica, stage: group.stage, slot };
-        group.active().into_iter().map(move |slot| (place(slot), target.power))
-    });
+    let places = boosted.flat_map(|(group, target)| group.members().map(|(place, _)| (place, target.power)));
     places.collect()
 }

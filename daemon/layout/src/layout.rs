@@ -1,8 +1,8 @@
 //! A job's layout at one epoch.
 
-use crate::{Axis, Epoch, JobSpec, Place, ReplicaId, Slot, StageId, Units, WorkerKey};
+use crate::{Axis, Epoch, Holding, JobSpec, Place, ReplicaId, Slot, StageId, Step, Units, WorkerKey};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// Who holds what, who takes how many samples, and where gradients meet, at one epoch.
@@ -61,11 +61,19 @@ pub struct SyncAxis {
 impl Layout {
     /// Every active place with its worker, in the order of places.
     pub fn members(&self) -> impl Iterator<Item = (Place, &Member)> {
-        self.groups.iter().flat_map(|group| {
-            group.slots.iter().enumerate().filter_map(move |(slot, member)| {
-                let place = Place { replica: group.replica, stage: group.stage, slot: Slot(slot as u32) };
-                member.as_ref().map(|member| (place, member))
-            })
+        self.groups.iter().flat_map(Group::members)
+    }
+
+    /// What everyone holds once the layout is committed at `step`. Those that own the same share it.
+    pub fn holdings(&self, step: Step) -> impl Iterator<Item = (Place, Holding)> {
+        let mut shared: HashMap<(*const Partitions, Slot), Arc<_>> = HashMap::new();
+        self.groups.iter().flat_map(move |group| {
+            let held = group.active().into_iter().map(|slot| {
+                let key = (Arc::as_ptr(&group.partitions), slot);
+                let units = shared.entry(key).or_insert_with(|| Arc::new(group.owned(slot)));
+                (group.place(slot), Holding { step, units: Arc::clone(units) })
+            });
+            held.collect::<Vec<_>>()
         })
     }
 
@@ -124,6 +132,16 @@ impl Layout {
 }
 
 impl Group {
+    pub fn place(&self, slot: Slot) -> Place {
+        Place { replica: self.replica, stage: self.stage, slot }
+    }
+
+    /// Every active place with its worker, in the order of slots.
+    pub fn members(&self) -> impl Iterator<Item = (Place, &Member)> {
+        let slots = (0..).map(Slot).zip(&self.slots);
+        slots.filter_map(|(slot, member)| member.as_ref().map(|member| (self.place(slot), member)))
+    }
+
     /// How many slots are active.
     pub fn degree(&self) -> u32 {
         self.slots.iter().flatten().count() as u32

@@ -22,9 +22,9 @@
 //! | of attention weights, some rows at a time | `min(64, seq_len) seq_len` |
 //! | rotary angles | `seq_len head_dim` |
 //!
-//! and 4 bytes for each token of the text. With several stages, micro-batches follow on each other and a stage keeps those
-//! on their way through the stages after it: what is kept from forward to backward, in the table the rows down to the last
-//! stage's, counts `min(stages - stage, micro-batches of the step)` times (the order one forward, one backward). Not counted: what communicators and libraries keep for themselves, and
+//! and 4 bytes for each token of the text. A stage of several keeps the micro-batches that are on their way through those after
+//! it (one forward, one backward in turn): the rows of the table up to the last stage's, and the text, count
+//! `min(stages - stage, micro-batches of the step)` times. Not counted: what communicators and libraries keep for themselves, and
 //! the shard that a worker holds beside its new one while slices move.
 
 use crate::job::{Dtype, ModelSpec};
@@ -65,7 +65,7 @@ pub(crate) fn fits(job: &JobSpec, topology: &Topology, groups: &[Group]) -> Resu
                 slots.rev().max_by_key(|(needs, _)| *needs).unwrap_or_default()
             });
         if needs > most.map_or(limit, |(most, _)| most) {
-            most = Some((needs, Place { replica: group.replica, stage: group.stage, slot }));
+            most = Some((needs, group.place(slot)));
         }
     }
     most.map_or(Ok(()), |(needs, place)| Err(PlanError::Memory { place, needs, limit }))

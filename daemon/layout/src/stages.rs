@@ -1,4 +1,4 @@
-//! What groups hold and compute: axes and bytes of each pipeline stage, and the work a reduced group waits for.
+//! The pipeline stages: their layers, axes and bytes, and which replicas train.
 
 use crate::{Axis, Family, JobSpec, Place, PlanError, ReplicaId, StageId};
 use std::ops::Range;

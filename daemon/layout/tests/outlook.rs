@@ -166,7 +166,7 @@ proptest! {
         let mut times = Vec::new();
         let mut powers = Vec::new();
         for (group, work) in plan.layout.groups.iter().zip(&works) {
-            let place = |slot| Place { replica: group.replica, stage: group.stage, slot };
+            let place = |slot| group.place(slot);
             let each: Vec<f64> = group.active().into_iter().map(|slot| plan.predicted.power.get(&place(slot)).copied().unwrap_or(1.0)).collect();
             let power = each.first().copied().unwrap_or(1.0);
             prop_assert!(each.iter().all(|other| *other == power));
@@ -227,7 +227,7 @@ proptest! {
     fn a_plan_fits_or_says_what_it_needs(case in case(), short in any::<bool>()) {
         let Some((_, mut cluster)) = reduced(&case, false) else { return Ok(()) };
         let needs = cluster.plan.layout.groups.iter().flat_map(|group| {
-            let place = |slot| Place { replica: group.replica, stage: group.stage, slot };
+            let place = |slot| group.place(slot);
             group.active().into_iter().map(move |slot| (place(slot), group, slot))
         });
         let needs: Vec<(Place, u64)> = needs

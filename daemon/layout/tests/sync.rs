@@ -64,7 +64,7 @@ fn busiest(layout: &Layout, job: &JobSpec) -> u64 {
                 let owner = Slot(with(&group.partitions[&axis.axis]) as u32);
                 let host = layout.sync[0].hosts[group.replica.0 as usize][with(&axis.columns)];
                 for slot in [owner, host].into_iter().filter(|_| owner != host) {
-                    let place = Place { replica: group.replica, stage: group.stage, slot };
+                    let place = group.place(slot);
                     *sent.entry(place).or_default() += bytes;
                 }
             }

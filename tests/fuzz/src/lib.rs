@@ -5,7 +5,6 @@ use reknit_layout::{
     Topology, WorkerKey, candidates, check, contingency, draft, memory, reseat,
 };
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 /// Whether planning the job takes no longer than a fuzzer may wait.
 pub fn is_small(job: &JobSpec) -> bool {
@@ -41,14 +40,7 @@ pub fn nominal(job: &JobSpec, topology: &Topology, seats: &Seats) -> Option<BTre
             panic!("the nominal layout: {error}")
         }
     };
-    let groups = layout.groups.iter();
-    let held = groups.flat_map(|group| {
-        group.active().into_iter().map(|slot| {
-            let place = Place { replica: group.replica, stage: group.stage, slot };
-            (place, Holding { step: Step(0), units: Arc::new(group.owned(slot)) })
-        })
-    });
-    Some(held.collect())
+    Some(layout.holdings(Step(0)).collect())
 }
 
 /// Plans without the GPUs at `lost` and checks what can be checked.

@@ -1,6 +1,6 @@
 //! Where the slots that train are.
 
-use crate::{GpuId, Group, Layout, NodeName, Place, ReplicaId, Slot, StageId, Topology};
+use crate::{GpuId, Group, Layout, NodeName, ReplicaId, Slot, StageId, Topology};
 use std::collections::HashMap;
 use std::hash::Hash;
 
@@ -96,7 +96,7 @@ impl Sites<'_> {
 }
 
 fn gpu_name(_: &Topology, group: &Group, slot: Slot) -> Option<String> {
-    Some(Place { replica: group.replica, stage: group.stage, slot }.to_string())
+    Some(group.place(slot).to_string())
 }
 
 fn node_name(topology: &Topology, group: &Group, slot: Slot) -> Option<String> {

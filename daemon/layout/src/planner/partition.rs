@@ -16,7 +16,7 @@
 //! owns nominally: a returning slot is given its own units back.
 //!
 //! **Dealing.** What is left of each inactive slot's nominal units is dealt evenly to the slots with room, each one's share in one
-//! piece: whoever still holds them sends to many receivers, and as an extra slot hands over to many hosts.
+//! piece: so what a leaving holder sends, and later what an extra slot hands over, goes to many and not to one.
 
 use crate::Units;
 use std::collections::VecDeque;
@@ -60,11 +60,11 @@ pub(super) fn partition(
     let all_active = active.len() == slots;
     let (size, extras) = (units / degree, units % degree);
 
-    let mut seats = Seats::new(units, slots);
+    let mut filling = Filling::new(units, slots);
     for &slot in &active {
-        seats.room[slot] = if all_active { nominal[slot].len() } else { size };
+        filling.room[slot] = if all_active { nominal[slot].len() } else { size };
     }
-    seats.extras = if all_active { 0 } else { extras };
+    filling.extras = if all_active { 0 } else { extras };
 
     let mut owner_of = vec![None; units as usize];
     for (slot, set) in nominal.iter().enumerate() {
@@ -80,14 +80,14 @@ pub(super) fn partition(
                     Some(_) => Keep::Other,
                     None => Keep::Orphan,
                 };
-                if wanted == pass && seats.owner[unit as usize].is_none() && seats.has_room(slot) {
-                    seats.seat(unit, slot);
+                if wanted == pass && filling.owner[unit as usize].is_none() && filling.has_room(slot) {
+                    filling.seat(unit, slot);
                 }
             }
         }
     }
-    seats.keep_more(order, held);
-    let could_stay = seats.load.iter().sum();
+    filling.keep_more(order, held);
+    let could_stay = filling.load.iter().sum();
     if all_active {
         let own = nominal.iter().zip(held);
         let own = own.map(|(own, held)| held.as_ref().map_or(0, |held| own.intersection(held).len()));
@@ -95,21 +95,21 @@ pub(super) fn partition(
     }
 
     for &slot in order {
-        seats.take_extra(slot);
+        filling.take_extra(slot);
     }
     for unit in 0..units {
-        if let (None, Some(slot)) = (seats.owner[unit as usize], owner_of[unit as usize])
-            && seats.load[slot] < seats.room[slot]
+        if let (None, Some(slot)) = (filling.owner[unit as usize], owner_of[unit as usize])
+            && filling.load[slot] < filling.room[slot]
         {
-            seats.seat(unit, slot);
+            filling.seat(unit, slot);
         }
     }
     let mut next = 0;
     for set in &nominal {
-        let left: Vec<u32> = set.iter().filter(|unit| seats.owner[*unit as usize].is_none()).collect();
-        seats.deal(&left, &active, &mut next);
+        let left: Vec<u32> = set.iter().filter(|unit| filling.owner[*unit as usize].is_none()).collect();
+        filling.deal(&left, &active, &mut next);
     }
-    Partition { owned: seats.sets(slots), kept: could_stay, could_stay }
+    Partition { owned: filling.sets(slots), kept: could_stay, could_stay }
 }
 
 /// Why a slot that holds a unit would keep it, best reason first.
@@ -124,7 +124,7 @@ enum Keep {
 }
 
 /// Units seated at slots with limited room. An extra is one more place, at most one to a slot.
-struct Seats {
+struct Filling {
     owner: Vec<Option<usize>>,
     load: Vec<u32>,
     room: Vec<u32>,
@@ -141,7 +141,7 @@ enum Passed {
     Extra,
 }
 
-impl Seats {
+impl Filling {
     fn new(units: u32, slots: usize) -> Self {
         Self {
             owner: vec![None; units as usize],

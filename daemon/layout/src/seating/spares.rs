@@ -1,4 +1,4 @@
-//! GPUs that hold no place take those of GPUs that are gone.
+//! Free GPUs take the places of GPUs that are gone.
 //!
 //! A group whose lost GPUs can all be replaced in its own domain is made whole there. Else, if the job may use that many
 //! spares, the whole group moves to a domain that has room for it, and its GPUs that are left become free. When no
@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, HashMap};
 pub(super) fn replace(job: &JobSpec, topology: &Topology, seats: &mut Seats, gone: &BTreeSet<GpuId>) {
     let most = job.recovery.spares as usize;
     let lost = gone.iter().filter_map(|gpu| seats.place_of(gpu));
-    let mut hit: BTreeSet<Group> = lost.map(|place| (place.replica, place.stage)).collect();
+    let mut hit: BTreeSet<GroupId> = lost.map(|place| (place.replica, place.stage)).collect();
     if hit.is_empty() || most == 0 {
         return;
     }
@@ -32,7 +32,7 @@ pub(super) fn replace(job: &JobSpec, topology: &Topology, seats: &mut Seats, gon
     }
 }
 
-type Group = (ReplicaId, StageId);
+type GroupId = (ReplicaId, StageId);
 
 #[derive(Clone, Copy, PartialEq)]
 enum Fill {
@@ -56,7 +56,7 @@ struct Spares<'a> {
 
 impl<'a> Spares<'a> {
     /// Replaces the lost GPUs of the group from its own domain: every one or none, or as many as can be. Whether all are.
-    fn fill(&mut self, group: Group, fill: Fill) -> bool {
+    fn fill(&mut self, group: GroupId, fill: Fill) -> bool {
         let Some(domain) = self.domain_of(group) else { return false };
         let lost = self.seats.group(group).filter(|(_, gpu)| self.gone.contains(*gpu));
         let lost: Vec<Place> = lost.map(|(place, _)| place).collect();
@@ -69,7 +69,7 @@ impl<'a> Spares<'a> {
     }
 
     /// Moves the whole group to the first domain that has room for it.
-    fn relocate(&mut self, group: Group) -> bool {
+    fn relocate(&mut self, group: GroupId) -> bool {
         let places: Vec<Place> = self.seats.group(group).map(|(place, _)| place).collect();
         let usable = self.left + places.iter().filter(|place| self.seats_spare(**place)).count();
         if self.full_for.is_some_and(|spares| usable <= spares) {
@@ -88,7 +88,7 @@ impl<'a> Spares<'a> {
         false
     }
 
-    fn domain_of(&self, group: Group) -> Option<usize> {
+    fn domain_of(&self, group: GroupId) -> Option<usize> {
         self.seats.group(group).find_map(|(_, gpu)| self.topology.domain_of(gpu))
     }
 

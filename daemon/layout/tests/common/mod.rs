@@ -197,12 +197,8 @@ impl Cluster {
     /// Every member holds exactly what it owns; others are gone.
     pub fn commit(&mut self, step: Step) {
         let layout = &self.plan.layout;
-        let hold = |(place, member): (Place, &Member)| {
-            let group = layout.group(place.replica, place.stage).unwrap();
-            let units = group.owned(place.slot).into();
-            (member.worker.clone(), Holding { step, units })
-        };
-        self.holdings = layout.members().map(hold).collect();
+        let workers = layout.members().map(|(_, member)| member.worker.clone());
+        self.holdings = workers.zip(layout.holdings(step).map(|(_, holding)| holding)).collect();
     }
 
     /// The bytes that must move, by the min-cut formula: a group can keep no more units of an axis than, for any set of
