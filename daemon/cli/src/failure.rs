@@ -31,6 +31,11 @@ impl Failure {
         }
     }
 
+    /// For `map_err`: what is wrong says all.
+    pub(crate) fn usage(error: impl std::fmt::Display) -> Self {
+        Self::Usage(error.to_string())
+    }
+
     /// For `map_err`: `what` failed, and why.
     pub(crate) fn failed<E: std::fmt::Display>(what: impl std::fmt::Display) -> impl FnOnce(E) -> Self {
         move |error| Self::Failed(format!("{what}: {error}"))

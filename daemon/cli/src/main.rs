@@ -5,6 +5,7 @@ mod bench;
 mod commands;
 mod demo;
 mod failure;
+mod files;
 mod output;
 mod plan;
 mod process;

@@ -4,7 +4,7 @@ use crate::admin::{connect, refused};
 use crate::failure::Failure;
 use crate::output::print_lines;
 use crate::table::Table;
-use crate::{Format, Remote};
+use crate::{Format, Remote, files, tell};
 use reknit_layout::{JobSpec, Layout};
 use reknit_proto::v1::{GetJobRequest, Job, ListJobsRequest, StopJobRequest, SubmitJobRequest};
 use serde_json::{Value, json};
@@ -46,7 +46,7 @@ pub(crate) async fn run(command: JobCommand) -> Result<(), Failure> {
             let request = SubmitJobRequest { job_toml: spec.to_toml() };
             let answer = connect(&remote.daemon).await?.submit_job(request).await.map_err(refused)?;
             if let Some(warning) = warning(&spec) {
-                eprintln!("reknit: {warning}");
+                tell(&warning);
             }
             show(&answer.into_inner(), &remote)
         }
@@ -73,11 +73,8 @@ pub(crate) async fn run(command: JobCommand) -> Result<(), Failure> {
 
 /// Reads and checks a job file. Its data files become absolute, since workers run elsewhere.
 fn prepare(file: &Path) -> Result<JobSpec, Failure> {
-    let name = file.display().to_string();
-    let text = std::fs::read_to_string(file)
-        .map_err(|error| Failure::Usage(format!("{name}: {error}; name a job file that can be read")))?;
-    let mut spec =
-        JobSpec::parse_trainable(&text, &name).map_err(|error| Failure::Usage(error.to_string()))?;
+    let (name, text) = files::read(file, files::LARGEST_JOB)?;
+    let mut spec = JobSpec::parse_trainable(&text, &name).map_err(Failure::usage)?;
     let absolute = std::path::absolute(file).map_err(Failure::failed(&name))?;
     let folder = absolute.parent().unwrap_or(Path::new("/"));
     let wrong = |problem| Failure::Usage(format!("{name}: data.files: {problem}"));

@@ -72,7 +72,7 @@ fn choose_data(args: &DemoArgs) -> Result<Chosen, Failure> {
         )));
     }
     let chosen = if args.data.is_empty() { data::default() } else { data::named(&args.data) };
-    chosen.map_err(|error| Failure::Usage(error.to_string()))
+    chosen.map_err(Failure::usage)
 }
 
 /// The run with faults and, if wanted, the one without; their largest relative difference in loss.

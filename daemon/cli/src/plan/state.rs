@@ -3,8 +3,8 @@
 use super::files;
 use crate::failure::Failure;
 use reknit_layout::{
-    Epoch, GpuId, Holding, Incarnation, JobSpec, Layout, Partitions, Place, PlanRequest, Seats, Slot, Step,
-    Topology, WorkerKey, candidates, draft, seat,
+    Epoch, GpuId, Holding, Incarnation, JobSpec, Layout, Partitions, Place, PlanRequest, ReplicaId, Seats,
+    Slot, StageId, Step, Topology, WorkerKey, candidates, draft, seat,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -20,7 +20,7 @@ pub(crate) struct State {
 impl State {
     /// Every place filled, each with its nominal units.
     pub(crate) fn nominal(job: &JobSpec, topology: &Topology) -> Result<Self, Failure> {
-        let seats = seat(job, topology).map_err(|error| Failure::Usage(error.to_string()))?;
+        let seats = seat(job, topology).map_err(Failure::usage)?;
         let members = seats.iter().map(|(place, gpu)| (place, worker(gpu.clone())));
         let draft = draft(&PlanRequest {
             job,
@@ -37,18 +37,14 @@ impl State {
     /// What a holdings file says.
     pub(crate) fn read(job: &JobSpec, topology: &Topology, file: &Path) -> Result<Self, Failure> {
         let read = files::holdings(file, job)?;
-        let mut seats = seat(job, topology).map_err(|error| Failure::Usage(error.to_string()))?;
-        let unknown = read.seats.iter().flatten().find(|(_, gpu)| topology.domain_of(gpu).is_none());
-        match unknown {
-            Some((place, gpu)) => Err(Failure::Usage(format!(
-                "{}: GPU {gpu} at {place} is not in the topology; give the --topology that the plan was made with",
-                file.display()
-            ))),
-            None => {
-                seats.take(read.seats.into_iter().flatten().collect());
-                Ok(Self { seats, holdings: read.holdings })
-            }
-        }
+        let mut seats = seat(job, topology).map_err(Failure::usage)?;
+        let planned = read.seats.unwrap_or_default();
+        expect_domains(topology, &planned).map_err(|problem| {
+            let file = file.display();
+            Failure::Usage(format!("{file}: {problem}; give the --topology that the plan was made with"))
+        })?;
+        seats.take(planned.into_iter().collect());
+        Ok(Self { seats, holdings: read.holdings })
     }
 
     /// The holdings as the planner takes them, of the places that `reachable` names.
@@ -57,6 +53,28 @@ impl State {
         held.filter_map(|(place, holding)| Some((worker(self.seats.get(*place)?.clone()), holding.clone())))
             .collect()
     }
+}
+
+/// The topology knows every GPU, and each group sits within one domain.
+fn expect_domains(topology: &Topology, seats: &BTreeMap<Place, GpuId>) -> Result<(), String> {
+    let mut first: BTreeMap<(ReplicaId, StageId), (&GpuId, usize)> = BTreeMap::new();
+    for (place, gpu) in seats {
+        let Some(domain) = topology.domain_of(gpu) else {
+            return Err(format!("GPU {gpu} at {place} is not in the topology"));
+        };
+        let (other, expected) = *first.entry((place.replica, place.stage)).or_insert((gpu, domain));
+        if domain != expected {
+            let name = |domain: usize| &topology.domains()[domain].name;
+            return Err(format!(
+                "group {}.{}: GPU {other} is in domain {}, but {gpu} in {}; a group sits within one",
+                place.replica,
+                place.stage,
+                name(expected),
+                name(domain)
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// No process of this plan ever starts: each GPU has the one worker.

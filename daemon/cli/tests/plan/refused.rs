@@ -62,6 +62,9 @@ fn wrong_arguments() {
         refused(folder, &[&["plan", "--job", "job.toml"], args].concat(), says);
     }
     refused(folder, &["plan", "--job", "nowhere.toml"], "nowhere.toml: No such file");
+    for args in [&["plan", "--job", "/dev/zero"][..], &["job", "submit", "/dev/zero"]] {
+        refused(folder, args, "/dev/zero: larger than 1048576 bytes, which are allowed");
+    }
     refused(folder, &["plan"], "--job");
     for gpus in ["0", "64", "100", "130", "4294967295", "1048640"] {
         let says =
@@ -174,6 +177,11 @@ fn wrong_holdings() {
         (all.replace("\"recoverable\":true", "\"recoverable\":false"), "recoverable = false"),
         (all.replace(last, "\"gpu\":\"r1-s0/2\""), "1.0.3: GPU r1-s0/2 sits at another place too"),
         (all.replace(last, "\"gpu\":\"elsewhere/0\""), "GPU elsewhere/0 at 1.0.3 is not in the topology"),
+        (
+            all.replace("r0-s0/1", "first").replace("r1-s0/1", "r0-s0/1").replace("first", "r1-s0/1"),
+            "group 0.0: GPU r0-s0/0 is in domain r0-s0, but r1-s0/1 in r1-s0; a group sits within one; give the \
+             --topology that the plan was made with",
+        ),
         (all.replace("\"replica\":1", "\"replica\":0"), "group 0.0 stands twice"),
         (all.replace("\"replica\":1", "\"replica\":2"), "group 2.0: 2.0.0 is no place of the job"),
         (all.replace("\"active\":true", "\"active\":false"), "slot 0 is not active but owns units 0-2"),
