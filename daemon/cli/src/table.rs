@@ -7,13 +7,8 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    pub(crate) fn new<const N: usize>(header: [&str; N]) -> Self {
-        Self { rows: vec![header.map(str::to_owned).to_vec()] }
-    }
-
-    /// With columns that are known only when it is made.
-    pub(crate) fn with_header(header: Vec<String>) -> Self {
-        Self { rows: vec![header] }
+    pub(crate) fn new(header: impl IntoIterator<Item: Into<String>>) -> Self {
+        Self { rows: vec![header.into_iter().map(Into::into).collect()] }
     }
 
     pub(crate) fn row(&mut self, cells: impl Into<Vec<String>>) {

@@ -240,34 +240,20 @@ fn transfers<'a>(answer: &'a Answer<'_>) -> Vec<TransferJson<'a>> {
     }
     let mut json = Vec::new();
     for ((family, (_, from), (place, to)), mut alike) in by_ends {
-        alike.sort_by_key(|transfer| transfer.axis);
-        let mut last: Option<TransferJson<'a>> = None;
-        for transfer in alike {
-            let layers = match transfer.axis {
-                Some(axis) => axis.layer.map(|layer| (layer, layer + 1)),
-                None => place.map(|place| {
-                    let layers = answer.job.stage_layers(place.stage);
-                    (layers.start, layers.end)
-                }),
-            };
-            match (&mut last, layers) {
-                (Some(TransferJson { layers: Some((_, end)), units, bytes, .. }), Some((start, next)))
-                    if *end == start && **units == transfer.units =>
-                {
-                    *end = next;
-                    *bytes += transfer.bytes;
-                }
-                (_, layers) => json.extend(last.replace(TransferJson {
-                    family,
-                    layers,
-                    units: &transfer.units,
-                    from: answer.name_of(from),
-                    to: answer.name_of(to),
-                    bytes: transfer.bytes,
-                })),
-            }
+        let mut add = |layers, units, bytes| {
+            let (from, to) = (answer.name_of(from), answer.name_of(to));
+            json.push(TransferJson { family, layers, units, from, to, bytes });
+        };
+        let stage = place.map(|place| answer.job.stage_layers(place.stage));
+        for norms in alike.extract_if(.., |transfer| transfer.axis.is_none()) {
+            add(stage.as_ref().map(|layers| (layers.start, layers.end)), &norms.units, norms.bytes);
         }
-        json.extend(last);
+        alike.sort_by_key(|transfer| transfer.axis);
+        let mut bytes = alike.iter().map(|transfer| transfer.bytes);
+        for run in runs(alike.iter().filter_map(|transfer| Some((transfer.axis?, &transfer.units)))) {
+            let layers = run.layers.map_or(1, |(start, end)| end - start);
+            add(run.layers, run.value, bytes.by_ref().take(layers as usize).sum());
+        }
     }
     json
 }

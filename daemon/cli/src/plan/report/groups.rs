@@ -80,21 +80,29 @@ struct Change<'a> {
     group: &'a Group,
     fates: Vec<Fate>,
     /// Per axis and slot the units before, and those after.
-    axes: Vec<(Axis, Vec<(Units, Units)>)>,
+    axes: Vec<(Axis, Vec<(Owned<'a>, Owned<'a>)>)>,
 }
 
+/// `None`: nothing.
+type Owned<'a> = Option<&'a Units>;
+
 impl<'a> Change<'a> {
-    fn of(answer: &Answer<'_>, group: &'a Group) -> Self {
+    fn of(answer: &'a Answer<'_>, group: &'a Group) -> Self {
         let place = |slot| Place { replica: group.replica, stage: group.stage, slot: Slot(slot) };
         let slots = || (0..).zip(&group.slots);
         let fates = slots().map(|(slot, member)| Fate::of(answer, place(slot), member.is_some()));
-        let units = |axis: Axis, slot: u32| {
-            let before = answer.held(place(slot)).map(|holding| holding.of(axis));
-            let after = group.partitions.get(&axis).and_then(|sets| sets.get(slot as usize)).cloned();
-            (before.unwrap_or_default(), after.unwrap_or_default())
+        let held: Vec<_> = slots().map(|(slot, _)| answer.held(place(slot))).collect();
+        let some = |units: &&Units| !units.is_empty();
+        let units = |axis: Axis| {
+            let after = group.partitions.get(&axis);
+            let slots = held.iter().enumerate().map(move |(slot, held)| {
+                let before = held.and_then(|holding| holding.units.get(&axis));
+                let after = after.and_then(|sets| sets.get(slot));
+                (before.filter(some), after.filter(some))
+            });
+            slots.collect()
         };
-        let axes = ascending(answer.job, group.stage).into_iter();
-        let axes = axes.map(|axis| (axis, slots().map(|(slot, _)| units(axis, slot)).collect()));
+        let axes = ascending(answer.job, group.stage).into_iter().map(|axis| (axis, units(axis)));
         Self { group, fates: fates.collect(), axes: axes.collect() }
     }
 
@@ -132,12 +140,12 @@ impl<'a> Change<'a> {
             }
         };
         let header = ["SLOT", "GPU", "STATE"].map(str::to_owned).into_iter();
-        let mut table = Table::with_header(header.chain(columns.iter().map(|run| title(run))).collect());
+        let mut table = Table::new(header.chain(columns.iter().map(|run| title(run))));
         for (slot, fate) in self.fates.iter().enumerate().take(MOST_SLOTS) {
             let gpu =
                 answer.seating.seats.get(place(slot as u32)).map_or("-".to_owned(), ToString::to_string);
             let cells = [slot.to_string(), gpu, fate.word().to_owned()].into_iter();
-            let units = columns.iter().map(|run| cell(&run.value[slot]));
+            let units = columns.iter().map(|run| cell(run.value[slot]));
             table.row(cells.chain(units).collect::<Vec<_>>());
         }
         lines.extend(table.lines().into_iter().map(|line| format!("  {line}")));
@@ -152,17 +160,17 @@ impl<'a> Change<'a> {
     }
 }
 
-fn cell((before, after): &(Units, Units)) -> String {
+fn cell((before, after): (Owned<'_>, Owned<'_>)) -> String {
     if before == after { text(after) } else { format!("{} -> {}", text(before), text(after)) }
 }
 
 /// As ranges; of many the first and how many units there are.
-fn text(units: &Units) -> String {
+fn text(units: Owned<'_>) -> String {
     const MOST: usize = 6;
+    let Some(units) = units else { return "-".to_owned() };
     let intervals = units.intervals();
     match intervals.len() {
-        0 => "-".to_owned(),
-        1..=MOST => units.to_string(),
+        0..=MOST => units.to_string(),
         _ => {
             let first: Units = intervals[..MOST].iter().copied().collect();
             format!("{first},... ({} units)", units.len())

@@ -49,10 +49,15 @@ fn seated_gone(answer: &Answer<'_>, failed: usize, drained: usize) -> String {
 fn changes(answer: &Answer<'_>) -> String {
     let tensor = answer.job.parallel.tensor;
     let mut degrees: BTreeMap<ReplicaId, (u32, u32)> = BTreeMap::new();
+    // With a group that was not whole before.
+    let mut reduced = BTreeSet::new();
     for group in &answer.plan.layout.groups {
         let degree = group.degree();
         let range = degrees.entry(group.replica).or_insert((degree, degree));
         *range = (range.0.min(degree), range.1.max(degree));
+        if answer.degree_before(group) < group.slots.len() {
+            reduced.insert(group.replica);
+        }
     }
     let held: BTreeSet<ReplicaId> = answer.before.holdings.keys().map(|place| place.replica).collect();
     let mut said = moves(answer);
@@ -62,7 +67,7 @@ fn changes(answer: &Answer<'_>) -> String {
             (0, _) if held.contains(&replica) => replicas.push(format!("replica {replica} stops training")),
             (0, _) => replicas.push(format!("replica {replica} does not train")),
             (least, most) if least == tensor && most == tensor => {
-                if whole_again(answer, replica) {
+                if reduced.contains(&replica) {
                     replicas.push(format!("replica {replica} is whole again"));
                 }
             }
@@ -102,12 +107,6 @@ fn moves(answer: &Answer<'_>) -> Vec<String> {
     });
     said.extend((!shift.exchanges.is_empty()).then(|| format!("{} change places", names(groups))));
     said
-}
-
-/// Whether some group of a complete replica was not whole before.
-fn whole_again(answer: &Answer<'_>, replica: ReplicaId) -> bool {
-    let mut groups = answer.plan.layout.groups.iter().filter(|group| group.replica == replica);
-    groups.any(|group| answer.degree_before(group) < group.slots.len())
 }
 
 fn moved(answer: &Answer<'_>) -> String {

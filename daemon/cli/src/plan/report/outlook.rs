@@ -3,8 +3,10 @@
 use super::{MOST_NAMES, count, names};
 use crate::output::bytes_text;
 use crate::plan::answer::Answer;
-use reknit_layout::{Contingency, Exposure, JobSpec, Place, memory};
-use std::collections::BTreeMap;
+use reknit_layout::{Contingency, Exposure, Partitions, Place, StageId, memory};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 pub(super) fn lines(answer: &Answer<'_>, ahead: &[Contingency]) -> Vec<String> {
     let layout = &answer.plan.layout;
@@ -69,14 +71,18 @@ fn batch(shares: &[u32]) -> String {
 }
 
 fn most_memory(answer: &Answer<'_>) -> String {
-    let job: &JobSpec = answer.job;
-    let slots = answer.plan.layout.groups.iter().flat_map(|group| {
-        group.active().into_iter().map(move |slot| {
-            let place = Place { replica: group.replica, stage: group.stage, slot };
-            (memory::slot_bytes(job, group, slot), std::cmp::Reverse(place))
-        })
-    });
-    let Some((bytes, std::cmp::Reverse(place))) = slots.max() else { return "none".to_owned() };
+    // Groups that are split alike need the same.
+    let mut known: HashMap<(*const Partitions, StageId), Option<_>> = HashMap::new();
+    let mut most = None;
+    for group in answer.plan.layout.groups.iter().filter(|group| group.degree() > 0) {
+        let needs = known.entry((Arc::as_ptr(&group.partitions), group.stage)).or_insert_with(|| {
+            let slots = group.active().into_iter();
+            slots.map(|slot| (memory::slot_bytes(answer.job, group, slot), Reverse(slot))).max()
+        });
+        let place = |slot| Place { replica: group.replica, stage: group.stage, slot };
+        most = most.max(needs.map(|(bytes, Reverse(slot))| (bytes, Reverse(place(slot)))));
+    }
+    let Some((bytes, Reverse(place))) = most else { return "none".to_owned() };
     let limit = match answer.topology.gpu_memory {
         Some(limit) => format!("of {}", bytes_text(limit)),
         None => "(what a GPU has is not known)".to_owned(),
