@@ -34,6 +34,12 @@ fn compare(path: &Path, expected: &str, found: &str) {
 fn commands_print_what_they_printed() {
     for (name, command) in [
         ("../data/one-loss.json", "reknit plan --job job.toml --fail 0.0.1 --format json"),
+        // After two losses the slots of replica 0 hold units that are not their nominal ones.
+        (
+            "../data/next-loss.json",
+            "reknit plan --job job.toml --holdings one-loss.json --fail 0.0.0 --format json",
+        ),
+        ("whole-again.txt", "reknit plan --job job.toml --holdings next-loss.json"),
         ("nothing-lost.txt", "reknit plan --job job.toml"),
         (
             "loss-and-drain.json",

@@ -70,7 +70,7 @@ fn total(answer: &Answer<'_>) -> String {
     let more = plan.bytes_moved.saturating_sub(plan.bytes_lower_bound);
     if more > 0 {
         text += &format!(
-            "; {} more than the least possible, {}: a group that is whole again takes up its nominal units",
+            "; {} more than the least possible, {}: groups that are whole again own their nominal units",
             bytes_text(more),
             bytes_text(plan.bytes_lower_bound)
         );
