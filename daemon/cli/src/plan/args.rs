@@ -14,7 +14,8 @@ const EXIT_STATUS: &str = "Exit status:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXIT_STATUS)]
 pub(crate) struct PlanArgs {
-    /// The job file, as `reknit job submit` takes it.
+    /// The job file. Of one that `reknit job submit` would not take yet, such as one with pipeline stages, a plan can be
+    /// made all the same.
     #[arg(long, value_name = "JOB.toml")]
     pub(crate) job: PathBuf,
     /// Where GPUs are. Not given: every group has a domain and a node of its own, named rR-sS.
