@@ -190,7 +190,7 @@ fn groups<'a>(answer: &'a Answer<'_>) -> Vec<GroupJson<'a>> {
         let key = (Arc::as_ptr(&group.partitions), group.stage);
         let partitions = known.entry(key).or_insert_with(|| Rc::new(partitions(answer, group)));
         let slots = (0..).zip(&group.slots).filter_map(|(slot, member)| {
-            let place = Place { replica: group.replica, stage: group.stage, slot: Slot(slot) };
+            let place = group.place(Slot(slot));
             let gpu = answer.seating.seats.get(place)?;
             Some(SlotJson { slot, gpu, active: member.is_some() })
         });
@@ -276,7 +276,7 @@ fn power(answer: &Answer<'_>) -> Vec<PowerJson> {
 
 fn active<'a>(answer: &'a Answer<'_>) -> impl Iterator<Item = (&'a Group, Place)> {
     answer.plan.layout.groups.iter().flat_map(|group| {
-        let place = |slot| Place { replica: group.replica, stage: group.stage, slot };
+        let place = |slot| group.place(slot);
         group.active().into_iter().map(move |slot| (group, place(slot)))
     })
 }

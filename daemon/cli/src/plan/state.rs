@@ -3,12 +3,11 @@
 use super::files;
 use crate::failure::Failure;
 use reknit_layout::{
-    Epoch, GpuId, Holding, Incarnation, JobSpec, Layout, Partitions, Place, PlanRequest, ReplicaId, Seats,
-    Slot, StageId, Step, Topology, WorkerKey, candidates, draft, seat,
+    Epoch, GpuId, Holding, Incarnation, JobSpec, Place, PlanRequest, ReplicaId, Seats, StageId, Step,
+    Topology, WorkerKey, candidates, draft, seat,
 };
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 
 #[derive(Debug, Clone)]
 pub(crate) struct State {
@@ -31,7 +30,7 @@ impl State {
         });
         // The nominal layout is everybody's: only memory can be missing.
         let draft = draft.map_err(|error| Failure::Failed(error.to_string()))?;
-        Ok(Self { seats, holdings: owned(&draft.plan.layout) })
+        Ok(Self { seats, holdings: draft.plan.layout.holdings(Step(0)).collect() })
     }
 
     /// What a holdings file says.
@@ -80,19 +79,4 @@ fn expect_domains(topology: &Topology, seats: &BTreeMap<Place, GpuId>) -> Result
 /// No process of this plan ever starts: each GPU has the one worker.
 pub(crate) fn worker(gpu: GpuId) -> WorkerKey {
     WorkerKey { gpu, incarnation: Incarnation(0) }
-}
-
-/// What every active slot owns, shared by the slots that own the same.
-fn owned(layout: &Layout) -> BTreeMap<Place, Holding> {
-    let mut shared: HashMap<(*const Partitions, Slot), Arc<_>> = HashMap::new();
-    let mut holdings = BTreeMap::new();
-    for group in &layout.groups {
-        for slot in group.active() {
-            let key = (Arc::as_ptr(&group.partitions), slot);
-            let units = shared.entry(key).or_insert_with(|| Arc::new(group.owned(slot)));
-            let place = Place { replica: group.replica, stage: group.stage, slot };
-            holdings.insert(place, Holding { step: Step(0), units: Arc::clone(units) });
-        }
-    }
-    holdings
 }

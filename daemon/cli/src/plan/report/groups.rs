@@ -88,7 +88,7 @@ type Owned<'a> = Option<&'a Units>;
 
 impl<'a> Change<'a> {
     fn of(answer: &'a Answer<'_>, group: &'a Group) -> Self {
-        let place = |slot| Place { replica: group.replica, stage: group.stage, slot: Slot(slot) };
+        let place = |slot| group.place(Slot(slot));
         let slots = || (0..).zip(&group.slots);
         let fates = slots().map(|(slot, member)| Fate::of(answer, place(slot), member.is_some()));
         let held: Vec<_> = slots().map(|(slot, _)| answer.held(place(slot))).collect();
@@ -114,7 +114,7 @@ impl<'a> Change<'a> {
 
     fn lines(&self, answer: &Answer<'_>) -> Vec<String> {
         let group = self.group;
-        let place = |slot| Place { replica: group.replica, stage: group.stage, slot: Slot(slot) };
+        let place = |slot| group.place(Slot(slot));
         let before = match answer.degree_before(group) {
             0 => "held nothing".to_owned(),
             degree => format!("TP{degree}"),

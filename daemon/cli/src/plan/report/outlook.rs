@@ -79,7 +79,7 @@ fn most_memory(answer: &Answer<'_>) -> String {
             let slots = group.active().into_iter();
             slots.map(|slot| (memory::slot_bytes(answer.job, group, slot), Reverse(slot))).max()
         });
-        let place = |slot| Place { replica: group.replica, stage: group.stage, slot };
+        let place = |slot| group.place(slot);
         most = most.max(needs.map(|(bytes, Reverse(slot))| (bytes, Reverse(place(slot)))));
     }
     let Some((bytes, Reverse(place))) = most else { return "none".to_owned() };
