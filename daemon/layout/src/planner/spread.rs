@@ -5,6 +5,8 @@
 //! that each pass on another, found breadth first. For parcels of one size that ends at the best. For a few of many sizes, where
 //! it may not, the best is searched for, up to a fixed number of tries.
 
+mod search;
+
 use std::cmp::Reverse;
 use std::collections::{HashSet, VecDeque};
 
@@ -37,74 +39,14 @@ pub(super) fn spread(parcels: &[Parcel], able: &[Vec<usize>], senders: usize) ->
         parcels.iter().for_each(|&parcel| sender_of[parcel] = sender);
     }
     let most = loads.sent.iter().copied().max().unwrap_or(0);
-    if most > bound {
-        order.truncate(SEARCHED + 1);
-        if order.len() <= SEARCHED {
-            let sent = vec![0; senders];
-            Search {
-                parcels,
-                able,
-                order,
-                sent,
-                chosen: sender_of.clone(),
-                most,
-                best: &mut sender_of,
-                tries: TRIES,
-            }
-            .run(0);
-        }
+    if most > bound && order.len() <= search::SEARCHED {
+        sender_of = search::best(parcels, able, order, sender_of, most);
     }
     sender_of
 }
 
 /// A chain is given up when it takes more moves than these to find.
 const LOOKED_AT: usize = 10_000;
-/// With more parcels each is a small part of what its sender sends.
-const SEARCHED: usize = 24;
-const TRIES: u32 = 100_000;
-
-/// A search through all choices, those left out that cannot be better than what is known.
-struct Search<'a> {
-    parcels: &'a [Parcel],
-    able: &'a [Vec<usize>],
-    order: Vec<usize>,
-    sent: Vec<u64>,
-    chosen: Vec<usize>,
-    /// What the most loaded sender sends in the best choice so far.
-    most: u64,
-    best: &'a mut Vec<usize>,
-    tries: u32,
-}
-
-impl Search<'_> {
-    /// Tries every sender for the parcel at `depth` of the order.
-    fn run(&mut self, depth: usize) {
-        let Some(&parcel) = self.order.get(depth) else {
-            self.most = self.sent.iter().copied().max().unwrap_or(0);
-            self.best.clone_from(&self.chosen);
-            return;
-        };
-        let Parcel { bytes, able } = self.parcels[parcel];
-        // Parcels of one kind are alike: their senders in ascending order are choice enough.
-        let before = depth.checked_sub(1).map(|before| self.order[before]);
-        let alike = before.filter(|&before| {
-            let Parcel { bytes: other, able: who } = self.parcels[before];
-            (other, who) == (bytes, able)
-        });
-        let least = alike.map_or(0, |before| self.chosen[before]);
-        let able = &self.able[able];
-        for &sender in able.iter().filter(|&&sender| sender >= least) {
-            if self.tries > 0 && self.sent[sender] + bytes < self.most {
-                self.tries -= 1;
-                self.sent[sender] += bytes;
-                self.chosen[parcel] = sender;
-                self.run(depth + 1);
-                self.sent[sender] -= bytes;
-            }
-        }
-    }
-}
-
 struct Loads<'a> {
     parcels: &'a [Parcel],
     able: &'a [Vec<usize>],
