@@ -6,6 +6,7 @@ mod batch;
 pub mod check;
 mod contingency;
 mod cost;
+mod grid;
 pub mod holding;
 mod holdings_file;
 pub mod ids;

@@ -7,7 +7,6 @@
 //! **Scale.** Groups whose slots hold the same are split alike: each such situation is worked out once and shared, so
 //! thousands of untouched groups cost a lookup each.
 
-mod grid;
 mod partition;
 mod sources;
 mod split;
@@ -15,8 +14,8 @@ mod spread;
 mod stock;
 mod sync;
 
+use crate::grid::Grid;
 use crate::{Axis, Draft, Group, Layout, Member, Plan, PlanError, PlanRequest, Units, cost, memory};
-use grid::Grid;
 use sources::Need;
 use split::Splits;
 use std::collections::BTreeMap;

@@ -1,5 +1,6 @@
 //! The pipeline stages: their layers, axes and bytes, and which replicas train.
 
+use crate::grid::Grid;
 use crate::{Axis, Family, JobSpec, Place, PlanError, ReplicaId, StageId};
 use std::ops::Range;
 
@@ -14,24 +15,22 @@ impl JobSpec {
     /// # Errors
     /// [`PlanError::TooFew`] when none does.
     pub fn training(&self, places: impl IntoIterator<Item = Place>) -> Result<Vec<ReplicaId>, PlanError> {
-        let (data, stages) = (self.parallel.data as usize, self.parallel.pipeline as usize);
-        let mut active = vec![0; data * stages];
-        for place in places {
-            let (replica, stage) = (place.replica.0 as usize, place.stage.0 as usize);
-            if replica < data && stage < stages && place.slot.0 < self.parallel.tensor {
-                active[replica * stages + stage] += 1;
-            }
+        let grid = Grid::new(self);
+        let mut active = vec![0; grid.groups()];
+        for place in places.into_iter().filter_map(|place| grid.number(place)) {
+            active[grid.group(place)] += 1;
         }
-        let smallest = |replica: ReplicaId| {
-            let degrees = active.chunks(stages).nth(replica.0 as usize);
-            degrees.and_then(|degrees| degrees.iter().min()).copied().unwrap_or(0)
-        };
+        let replicas = active.chunks(self.parallel.pipeline as usize);
+        let smallest: Vec<u32> = replicas.map(|groups| groups.iter().copied().min().unwrap_or(0)).collect();
         let needed = self.parallel.min_tensor;
-        let replicas = || (0..self.parallel.data).map(ReplicaId);
-        let training: Vec<_> = replicas().filter(|replica| smallest(*replica) >= needed).collect();
+        let training: Vec<_> = (0..)
+            .map(ReplicaId)
+            .zip(&smallest)
+            .filter(|(_, least)| **least >= needed)
+            .map(|(replica, _)| replica)
+            .collect();
         if training.is_empty() {
-            let found = replicas().map(smallest).max().unwrap_or(0);
-            return Err(PlanError::TooFew { needed, found });
+            return Err(PlanError::TooFew { needed, found: smallest.into_iter().max().unwrap_or(0) });
         }
         Ok(training)
     }

@@ -4,9 +4,9 @@
 //! else a worker that leaves (it has nothing else to do), else another replica's. Among those who are equally near the
 //! load is [spread](super::spread) so that the most loaded sender sends least.
 
-use super::grid::Grid;
 use super::spread::{Parcel, spread};
 use super::stock::Stock;
+use crate::grid::Grid;
 use crate::{Axis, PlanRequest, StageId, Transfer, Units, WorkerKey};
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,8 +1,8 @@
 //! What the slots of a group shall own, given what they hold. Groups in the same situation share one answer.
 
-use super::grid::Grid;
 use super::partition;
 use super::stock::{Member, Stock};
+use crate::grid::Grid;
 use crate::{Axis, Family, JobSpec, Partitions, StageId, Units};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};

@@ -1,6 +1,6 @@
 //! Who is there, at which place, and what each holds at the newest step.
 
-use super::grid::Grid;
+use crate::grid::Grid;
 use crate::{Axis, Holding, JobSpec, Place, PlanRequest, StageId, Step, Units, WorkerKey};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

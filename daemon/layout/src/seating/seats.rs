@@ -1,5 +1,6 @@
 //! A GPU for every nominal place.
 
+use crate::grid::Grid;
 use crate::{GpuId, JobSpec, Place, ReplicaId, Slot, StageId};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -19,9 +20,8 @@ pub struct Seats {
 
 #[derive(Debug, PartialEq)]
 struct Nominal {
-    stages: usize,
-    slots: usize,
-    /// By replica, then stage, then slot.
+    grid: Grid,
+    /// By place number.
     gpus: Vec<GpuId>,
     place_of: HashMap<GpuId, usize>,
 }
@@ -37,21 +37,20 @@ impl Seats {
     /// `gpus` by replica, then stage, then slot; one for every place.
     pub(super) fn nominal(job: &JobSpec, gpus: Vec<GpuId>) -> Self {
         let place_of = gpus.iter().cloned().zip(0..).collect();
-        let (stages, slots) = (job.parallel.pipeline as usize, job.parallel.tensor as usize);
-        let nominal = Arc::new(Nominal { stages, slots, gpus, place_of });
+        let nominal = Arc::new(Nominal { grid: Grid::new(job), gpus, place_of });
         Self { nominal, moved: BTreeMap::new(), moved_to: HashMap::new() }
     }
 
     /// The GPU at the place; `None` outside the nominal layout.
     pub fn get(&self, place: Place) -> Option<&GpuId> {
-        self.index(place).and_then(|index| self.at(index))
+        self.nominal.grid.number(place).and_then(|index| self.at(index))
     }
 
     /// Where the GPU sits.
     pub fn place_of(&self, gpu: &GpuId) -> Option<Place> {
         let nominal =
             || self.nominal.place_of.get(gpu).copied().filter(|index| !self.moved.contains_key(index));
-        self.moved_to.get(gpu).copied().or_else(nominal).map(|index| self.place(index))
+        self.moved_to.get(gpu).copied().or_else(nominal).map(|index| self.nominal.grid.place(index))
     }
 
     /// Every place and its GPU, in the order of places.
@@ -59,13 +58,13 @@ impl Seats {
         let mut moved = self.moved.iter().peekable();
         self.nominal.gpus.iter().enumerate().map(move |(index, gpu)| {
             let here = moved.next_if(|(at, _)| **at == index);
-            (self.place(index), here.map_or(gpu, |(_, gpu)| gpu))
+            (self.nominal.grid.place(index), here.map_or(gpu, |(_, gpu)| gpu))
         })
     }
 
     /// The places at which another GPU sits than nominally, in order.
     pub fn moved(&self) -> impl Iterator<Item = (Place, &GpuId)> {
-        self.moved.iter().map(|(index, gpu)| (self.place(*index), gpu))
+        self.moved.iter().map(|(index, gpu)| (self.nominal.grid.place(*index), gpu))
     }
 
     /// GPUs with a place that have none nominally.
@@ -83,17 +82,19 @@ impl Seats {
         &self,
         (replica, stage): (ReplicaId, StageId),
     ) -> impl Iterator<Item = (Place, &GpuId)> {
-        let slots = (0..self.nominal.slots as u32).map(Slot);
-        slots.filter_map(move |slot| {
-            let place = Place { replica, stage, slot };
-            self.get(place).map(|gpu| (place, gpu))
-        })
+        let grid = self.nominal.grid;
+        let places =
+            grid.number(Place { replica, stage, slot: Slot(0) }).map(|first| grid.of(grid.group(first)));
+        let places = places.into_iter().flatten();
+        places.filter_map(move |index| Some((grid.place(index), self.at(index)?)))
     }
 
     /// Seats GPUs at places of which none is named twice. Whoever sits there and is not named has no place any more.
     pub fn take(&mut self, seated: Vec<(Place, GpuId)>) {
-        let seated: Vec<_> =
-            seated.into_iter().filter_map(|(place, gpu)| Some((self.index(place)?, gpu))).collect();
+        let seated: Vec<_> = seated
+            .into_iter()
+            .filter_map(|(place, gpu)| Some((self.nominal.grid.number(place)?, gpu)))
+            .collect();
         for (index, _) in &seated {
             if let Some(gpu) = self.moved.remove(index) {
                 self.moved_to.remove(&gpu);
@@ -119,20 +120,5 @@ impl Seats {
 
     fn at(&self, index: usize) -> Option<&GpuId> {
         self.moved.get(&index).or_else(|| self.nominal.gpus.get(index))
-    }
-
-    fn index(&self, place: Place) -> Option<usize> {
-        let Nominal { stages, slots, .. } = *self.nominal;
-        let (replica, stage, slot) =
-            (place.replica.0 as usize, place.stage.0 as usize, place.slot.0 as usize);
-        let index =
-            (replica.checked_mul(stages)?.checked_add(stage)?).checked_mul(slots)?.checked_add(slot)?;
-        (stage < stages && slot < slots && index < self.nominal.gpus.len()).then_some(index)
-    }
-
-    fn place(&self, index: usize) -> Place {
-        let Nominal { stages, slots, .. } = *self.nominal;
-        let group = index / slots;
-        Place::new((group / stages) as u32, (group % stages) as u32, (index % slots) as u32)
     }
 }
