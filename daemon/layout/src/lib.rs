@@ -34,7 +34,7 @@ pub use ids::{
 };
 pub use job::JobSpec;
 pub use layout::{Group, Layout, Member, Partitions, SyncAxis, SyncColumns};
-pub use plan::{Candidate, Draft, Plan, PlanError, PlanRequest, Transfer, candidates};
+pub use plan::{Candidate, Draft, DraftError, Plan, PlanError, PlanRequest, Transfer, candidates};
 pub use planner::{draft, lost, plan};
 pub use seating::{BadMode, Mode, Seating, SeatingError, Seats, reseat, seat};
 pub use toml_file::FileError;

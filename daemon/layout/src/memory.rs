@@ -28,7 +28,7 @@
 //! the shard that a worker holds beside its new one while slices move.
 
 use crate::job::{Dtype, ModelSpec};
-use crate::{Axis, Group, JobSpec, Partitions, Place, PlanError, Slot, StageId, Topology, Units};
+use crate::{Axis, DraftError, Group, JobSpec, Partitions, Place, Slot, StageId, Topology, Units};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -50,8 +50,8 @@ pub fn slot_bytes(job: &JobSpec, group: &Group, slot: Slot) -> u64 {
 /// Whether every slot fits the memory of a GPU, where that is known.
 ///
 /// # Errors
-/// [`PlanError::Memory`] for the slot that needs most, the first of equals.
-pub(crate) fn fits(job: &JobSpec, topology: &Topology, groups: &[Group]) -> Result<(), PlanError> {
+/// [`DraftError::Memory`] for the slot that needs most, the first of equals.
+pub(crate) fn fits(job: &JobSpec, topology: &Topology, groups: &[Group]) -> Result<(), DraftError> {
     let Some(limit) = topology.gpu_memory else {
         return Ok(());
     };
@@ -68,7 +68,7 @@ pub(crate) fn fits(job: &JobSpec, topology: &Topology, groups: &[Group]) -> Resu
             most = Some((needs, group.place(slot)));
         }
     }
-    most.map_or(Ok(()), |(needs, place)| Err(PlanError::Memory { place, needs, limit }))
+    most.map_or(Ok(()), |(needs, place)| Err(DraftError::Memory { place, needs, limit }))
 }
 
 /// Units that the slot owns of the axis.

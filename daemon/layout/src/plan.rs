@@ -88,6 +88,13 @@ pub enum PlanError {
     /// NO-GUESS: these units have no live holder at the newest step.
     #[error("no live GPU holds {}", describe(.0))]
     Unrecoverable(BTreeMap<Axis, Units>),
+    #[error(transparent)]
+    Draft(#[from] DraftError),
+}
+
+/// Why there is no layout, whatever is held.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DraftError {
     /// No replica has `min_tensor` active slots in every stage.
     #[error("no replica has {needed} active slots in every stage (most found: {found})")]
     TooFew { needed: u32, found: u32 },

@@ -15,7 +15,9 @@ mod stock;
 mod sync;
 
 use crate::grid::Grid;
-use crate::{Axis, Draft, Group, Layout, Member, Plan, PlanError, PlanRequest, Units, cost, memory};
+use crate::{
+    Axis, Draft, DraftError, Group, Layout, Member, Plan, PlanError, PlanRequest, Units, cost, memory,
+};
 use sources::Need;
 use split::Splits;
 use std::collections::BTreeMap;
@@ -58,8 +60,8 @@ pub fn lost(request: &PlanRequest<'_>) -> BTreeMap<Axis, Units> {
 /// ([`crate::JobSpec::validate`]).
 ///
 /// # Errors
-/// [`PlanError::TooFew`] when no replica trains, [`PlanError::Memory`] when a slot's share is too large for its GPU.
-pub fn draft(request: &PlanRequest<'_>) -> Result<Draft, PlanError> {
+/// [`DraftError::TooFew`] when no replica trains, [`DraftError::Memory`] when a slot's share is too large for its GPU.
+pub fn draft(request: &PlanRequest<'_>) -> Result<Draft, DraftError> {
     let job = request.job;
     let grid = Grid::new(job);
     let stock = Stock::new(request, grid);

@@ -1,7 +1,7 @@
 //! The pipeline stages: their layers, axes and bytes, and which replicas train.
 
 use crate::grid::Grid;
-use crate::{Axis, Family, JobSpec, Place, PlanError, ReplicaId, StageId};
+use crate::{Axis, DraftError, Family, JobSpec, Place, ReplicaId, StageId};
 use std::ops::Range;
 
 impl JobSpec {
@@ -13,8 +13,8 @@ impl JobSpec {
     /// every stage. Places outside the nominal layout do not count.
     ///
     /// # Errors
-    /// [`PlanError::TooFew`] when none does.
-    pub fn training(&self, places: impl IntoIterator<Item = Place>) -> Result<Vec<ReplicaId>, PlanError> {
+    /// [`DraftError::TooFew`] when none does.
+    pub fn training(&self, places: impl IntoIterator<Item = Place>) -> Result<Vec<ReplicaId>, DraftError> {
         let grid = Grid::new(self);
         let mut active = vec![0; grid.groups()];
         for place in places.into_iter().filter_map(|place| grid.number(place)) {
@@ -30,7 +30,7 @@ impl JobSpec {
             .map(|(replica, _)| replica)
             .collect();
         if training.is_empty() {
-            return Err(PlanError::TooFew { needed, found: smallest.into_iter().max().unwrap_or(0) });
+            return Err(DraftError::TooFew { needed, found: smallest.into_iter().max().unwrap_or(0) });
         }
         Ok(training)
     }

@@ -72,8 +72,8 @@ fn fatal(cluster: &Cluster, lost: &BTreeSet<Place>) -> bool {
     let without = left.iter().filter(|(place, _)| survivors(place));
     match ask(&without.map(|(place, worker)| (*place, worker.clone())).collect()) {
         Ok(draft) => assert_eq!(fatal, !draft.missing.is_empty()),
-        Err(PlanError::TooFew { .. }) => {}
-        Err(error @ (PlanError::Unrecoverable(_) | PlanError::Memory { .. })) => panic!("{error}"),
+        Err(DraftError::TooFew { .. }) => {}
+        Err(error @ DraftError::Memory { .. }) => panic!("{error}"),
     }
     fatal
 }

@@ -238,7 +238,7 @@ proptest! {
         cluster.topology.gpu_memory = Some(most - u64::from(short));
         match draft(&cluster.request(&cluster.workers())) {
             Ok(_) => prop_assert!(!short),
-            Err(error) => prop_assert_eq!(error, PlanError::Memory { place: first, needs: most, limit: most - 1 }),
+            Err(error) => prop_assert_eq!(error, DraftError::Memory { place: first, needs: most, limit: most - 1 }),
         }
     }
 }
@@ -295,12 +295,12 @@ fn a_reduced_group_gets_what_the_dead_leave() {
 #[test]
 fn the_refusal_shows_the_figures() {
     let place = Place::new(0, 1, 3);
-    let text = PlanError::Memory { place, needs: (80 << 30) + 1, limit: 80 << 30 }.to_string();
+    let text = DraftError::Memory { place, needs: (80 << 30) + 1, limit: 80 << 30 }.to_string();
     assert!(
         text.starts_with("the slot at 0.1.3 would need 80.01 GiB of GPU memory and has 80.00 GiB: "),
         "{text}"
     );
-    let text = PlanError::Memory { place, needs: 3 << 19, limit: 1 << 20 }.to_string();
+    let text = DraftError::Memory { place, needs: 3 << 19, limit: 1 << 20 }.to_string();
     assert!(text.contains("1.50 MiB of GPU memory and has 1.00 MiB"), "{text}");
 }
 
@@ -363,5 +363,5 @@ fn no_size_wraps_around() {
     assert_eq!(bytes, u64::MAX);
     cluster.topology.gpu_memory = Some(u64::MAX - 1);
     let refused = draft(&cluster.request(&cluster.workers()));
-    assert!(matches!(refused, Err(PlanError::Memory { needs: u64::MAX, .. })));
+    assert!(matches!(refused, Err(DraftError::Memory { needs: u64::MAX, .. })));
 }

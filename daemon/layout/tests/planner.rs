@@ -212,7 +212,7 @@ fn a_replica_below_min_tensor_does_not_train_but_is_a_source() {
 
     cluster.lose(Place::new(1, 0, 1));
     let error = cluster.replan().unwrap_err();
-    assert_eq!(error, PlanError::TooFew { needed: 3, found: 2 });
+    assert_eq!(error, DraftError::TooFew { needed: 3, found: 2 }.into());
 }
 
 #[test]

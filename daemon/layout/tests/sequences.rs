@@ -117,12 +117,12 @@ proptest! {
                     }
                     return Ok(());
                 }
-                Err(PlanError::TooFew { needed, found }) => {
+                Err(PlanError::Draft(DraftError::TooFew { needed, found })) => {
                     prop_assert!(found < needed);
                     return Ok(());
                 }
                 // No limit is known.
-                Err(error @ PlanError::Memory { .. }) => prop_assert!(false, "{error}"),
+                Err(error @ PlanError::Draft(DraftError::Memory { .. })) => prop_assert!(false, "{error}"),
             }
         }
     }

@@ -1,7 +1,7 @@
 //! What the fuzz targets share: a job that is carried from one plan to the next, with the linter at each.
 
 use reknit_layout::{
-    Draft, Epoch, GpuId, Holding, Incarnation, JobSpec, Mode, Place, PlanError, PlanRequest, Seats, Step,
+    Draft, DraftError, Epoch, GpuId, Holding, Incarnation, JobSpec, Mode, Place, PlanRequest, Seats, Step,
     Topology, WorkerKey, candidates, check, contingency, draft, memory, reseat,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,8 +35,8 @@ pub fn nominal(job: &JobSpec, topology: &Topology, seats: &Seats) -> Option<BTre
     };
     let layout = match draft(&request) {
         Ok(draft) => draft.plan.layout,
-        Err(PlanError::Memory { .. }) => return None,
-        Err(error @ (PlanError::Unrecoverable(_) | PlanError::TooFew { .. })) => {
+        Err(DraftError::Memory { .. }) => return None,
+        Err(error @ DraftError::TooFew { .. }) => {
             panic!("the nominal layout: {error}")
         }
     };
@@ -76,7 +76,6 @@ pub fn lose(
                 assert!(group.active().into_iter().all(|slot| memory::slot_bytes(job, group, slot) > 0));
             }
         }
-        Err(PlanError::TooFew { .. } | PlanError::Memory { .. }) => {}
-        Err(error @ PlanError::Unrecoverable(_)) => panic!("a draft says what is missing: {error}"),
+        Err(DraftError::TooFew { .. } | DraftError::Memory { .. }) => {}
     }
 }

@@ -5,7 +5,7 @@ use super::shift::Shift;
 use super::state::{State, worker};
 use crate::failure::Failure;
 use reknit_layout::{
-    Axis, Contingency, Draft, Epoch, Group, Holding, JobSpec, Layout, Mode, Place, Plan, PlanError,
+    Axis, Contingency, Draft, DraftError, Epoch, Group, Holding, JobSpec, Layout, Mode, Place, Plan,
     PlanRequest, Predicted, ReplicaId, Seating, Slot, SyncColumns, Topology, Transfer, Units, WorkerKey,
     candidates, contingency, contingency_of_lost, draft, lost, reseat,
 };
@@ -51,15 +51,14 @@ impl<'a> Answer<'a> {
         let mut too_few = None;
         let Draft { plan, missing } = match draft(&request) {
             Ok(draft) => draft,
-            Err(error @ PlanError::TooFew { .. }) => {
+            Err(error @ DraftError::TooFew { .. }) => {
                 let missing = lost(&request);
                 too_few = missing.is_empty().then(|| {
                     format!("{error}; every unit still has a live holder: the job waits until GPUs return")
                 });
                 Draft { plan: nobody(job), missing }
             }
-            Err(PlanError::Unrecoverable(missing)) => Draft { plan: nobody(job), missing },
-            Err(error @ PlanError::Memory { .. }) => return Err(Failure::Failed(error.to_string())),
+            Err(error @ DraftError::Memory { .. }) => return Err(Failure::Failed(error.to_string())),
         };
         let shift = Shift::of(job, &before.seats, &seating.seats);
         Ok(Self { job, topology, mode, before, losses, seating, plan, missing, too_few, shift })

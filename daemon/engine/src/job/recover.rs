@@ -5,7 +5,7 @@ use super::worker::epoch_in_hand;
 use super::{Closing, Job, Planning, Preparing, Stage};
 use crate::state::Ctx;
 use crate::{Command, IncidentKind, Participant, Phase, StepVote, WorkerPhase, WorkerState};
-use reknit_layout::{Epoch, Holding, Plan, PlanError, Step, WorkerKey};
+use reknit_layout::{DraftError, Epoch, Holding, Plan, PlanError, Step, WorkerKey};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -294,10 +294,10 @@ impl Job {
                  once there is one; returning GPUs come back empty{last}",
                 planning.resume_step
             ),
-            PlanError::TooFew { .. } => {
+            PlanError::Draft(DraftError::TooFew { .. }) => {
                 format!("{error}: it goes on by itself when enough GPUs are back{last}")
             }
-            PlanError::Memory { .. } => {
+            PlanError::Draft(DraftError::Memory { .. }) => {
                 format!("{error}. It goes on by itself when a plan fits the GPUs that are there{last}")
             }
         };
