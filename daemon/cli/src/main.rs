@@ -76,7 +76,7 @@ enum Command {
 struct Remote {
     #[arg(long, env = "REKNIT_DAEMON", default_value = "http://127.0.0.1:7400", value_name = "URL")]
     daemon: String,
-    #[arg(long, value_enum, default_value_t = Format::Text)]
+    #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
 }
 

@@ -6,7 +6,10 @@ use std::io::Write;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
-    Text,
+    /// For people.
+    #[value(alias = "text")]
+    Table,
+    /// For programs.
     Json,
 }
 
@@ -14,7 +17,7 @@ impl Format {
     /// Prints one value, or a list, as one of both.
     pub(crate) fn print(self, json: &serde_json::Value, table: &Table) -> Result<(), Failure> {
         match self {
-            Self::Text => print_lines(&table.lines()),
+            Self::Table => print_lines(&table.lines()),
             Self::Json => print_lines(&[json.to_string()]),
         }
     }

@@ -1,8 +1,8 @@
 //! `reknit bench planner`: a job of N GPUs loses one, again and again from its nominal layout.
 
 use crate::failure::Failure;
-use crate::output::{bytes_text, print_lines};
-use crate::plan::{PlanFormat, State, worker};
+use crate::output::{Format, bytes_text, print_lines};
+use crate::plan::{State, worker};
 use crate::table::Table;
 use reknit_layout::job::{
     BatchPolicy, BatchSpec, CheckpointSpec, DataSpec, Dtype, ModelKind, ModelSpec, OptimizerSpec,
@@ -33,8 +33,8 @@ pub(crate) struct PlannerArgs {
     /// How often a GPU is lost, each time another one.
     #[arg(long, value_name = "R", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     runs: u32,
-    #[arg(long, value_enum, default_value_t = PlanFormat::Table)]
-    format: PlanFormat,
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
 }
 
 #[derive(Debug, Serialize)]
@@ -80,11 +80,11 @@ pub(crate) fn run(args: &PlannerArgs) -> Result<(), Failure> {
     }
     let measured = measure(args.gpus, args.runs)?;
     match args.format {
-        PlanFormat::Json => {
+        Format::Json => {
             let json = serde_json::to_string(&measured).map_err(Failure::failed("the figures as JSON"))?;
             print_lines(&[json])
         }
-        PlanFormat::Table => print_lines(&table(&measured).lines()),
+        Format::Table => print_lines(&table(&measured).lines()),
     }
 }
 

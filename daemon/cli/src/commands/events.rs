@@ -29,7 +29,7 @@ pub(crate) async fn watch(job: Option<String>, remote: &Remote) -> Result<(), Fa
             ));
         };
         print_lines(&[match remote.format {
-            Format::Text => as_text(&event),
+            Format::Table => as_text(&event),
             Format::Json => as_json(&event).to_string(),
         }])?;
     }

@@ -55,7 +55,7 @@ pub(crate) async fn run(command: GpuCommand) -> Result<(), Failure> {
 fn done(remote: &Remote, name: &str, gpu: &str, key: &str, words: &str) -> Result<(), Failure> {
     let said = if name == gpu { name.to_owned() } else { format!("{name} ({gpu})") };
     print_lines(&[match remote.format {
-        Format::Text => format!("{said} {words}"),
+        Format::Table => format!("{said} {words}"),
         Format::Json => json!({ key: gpu }).to_string(),
     }])
 }

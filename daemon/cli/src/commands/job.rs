@@ -158,7 +158,7 @@ fn length(path: &Path) -> std::io::Result<Option<u64>> {
 fn show(job: &Job, remote: &Remote) -> Result<(), Failure> {
     match remote.format {
         Format::Json => print_lines(&[as_json(job).to_string()]),
-        Format::Text => {
+        Format::Table => {
             let mut lines = as_table(std::slice::from_ref(job)).lines();
             if !job.workers.is_empty() {
                 lines.push(String::new());

@@ -34,7 +34,7 @@ pub(crate) struct DemoArgs {
     #[arg(long)]
     verify: bool,
     /// `json`: the summary as one line on stdout, everything else on stderr.
-    #[arg(long, value_enum, default_value_t = Format::Text)]
+    #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
     #[arg(long, num_args = 1.., value_name = "FILES", help = format!(
         "Files, folders or patterns to train on, at least {} KiB in all. Default: the Rust sources in cargo's registry \
@@ -52,7 +52,7 @@ pub(crate) async fn run(args: &DemoArgs) -> Result<(), Failure> {
     let spec = job::spec(&data, args.steps, args.seed, cores);
     let mut interrupts = Interrupts::listen()?;
     let target = match args.format {
-        Format::Text => Target::Stdout,
+        Format::Table => Target::Stdout,
         Format::Json => Target::Stderr,
     };
     let mut view = View::new(target, args.plain);

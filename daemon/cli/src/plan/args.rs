@@ -1,6 +1,7 @@
 //! The command line of `reknit plan`.
 
 use super::Target;
+use crate::output::Format;
 use reknit_layout::Mode;
 use std::path::PathBuf;
 
@@ -41,15 +42,9 @@ pub(crate) struct PlanArgs {
     /// Look ahead to the loss of this many more GPUs, nodes or domains at once: 1 or 2. A table shows both.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(crate) contingency: u32,
-    #[arg(long, value_enum, default_value_t = PlanFormat::Table)]
-    pub(crate) format: PlanFormat,
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    pub(crate) format: Format,
     /// Nothing is allowed here; it is taken to say what was meant.
     #[arg(hide = true)]
     pub(crate) stray: Vec<String>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum PlanFormat {
-    Table,
-    Json,
 }

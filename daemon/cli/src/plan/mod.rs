@@ -13,12 +13,12 @@ mod shift;
 mod state;
 mod target;
 
-pub(crate) use args::{PlanArgs, PlanFormat};
+pub(crate) use args::PlanArgs;
 pub(crate) use state::{State, worker};
 pub(crate) use target::Target;
 
 use crate::failure::Failure;
-use crate::output::print_lines;
+use crate::output::{Format, print_lines};
 use answer::Answer;
 use losses::Losses;
 
@@ -32,10 +32,10 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let losses = Losses::find(args, &job, &topology, &before.seats)?;
     let answer = Answer::find(&job, &topology, args.mode, &before, &losses)?;
     match (args.format, &answer.too_few) {
-        (PlanFormat::Json, _) => print_lines(&[json::plan(&answer, args.contingency)?])?,
-        (PlanFormat::Table, None) => print_lines(&report::lines(&answer))?,
+        (Format::Json, _) => print_lines(&[json::plan(&answer, args.contingency)?])?,
+        (Format::Table, None) => print_lines(&report::lines(&answer))?,
         // There is no more to say than why.
-        (PlanFormat::Table, Some(_)) => {}
+        (Format::Table, Some(_)) => {}
     }
     match &answer.too_few {
         _ if !answer.missing.is_empty() => Err(Failure::Unrecoverable(report::unrecoverable(&answer))),
