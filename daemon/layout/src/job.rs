@@ -5,8 +5,8 @@ mod places;
 mod trainable;
 mod validate;
 
+pub use crate::toml_file::Invalid;
 pub use places::NoSuchPlace;
-pub use validate::Invalid;
 
 use crate::table::table;
 use crate::{Axis, Family};

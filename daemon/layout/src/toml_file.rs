@@ -13,10 +13,25 @@ pub struct FileError {
     pub problem: String,
 }
 
+/// A value that a file may not have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{key} {problem}")]
+pub struct Invalid {
+    /// Such as `model.heads` or `domain[1].nodes[0].gpus`.
+    pub key: String,
+    /// What is wrong and what is allowed.
+    pub problem: String,
+}
+
+pub(crate) fn require(holds: bool, key: &str, problem: impl FnOnce() -> String) -> Result<(), Invalid> {
+    if holds { Ok(()) } else { Err(Invalid { key: key.to_owned(), problem: problem() }) }
+}
+
 impl FileError {
-    /// Of the value at `key`, such as `model.heads` or `domain[1].nodes[0].gpus`. `what` also says which key it is.
-    pub(crate) fn at(text: &str, file: &str, key: &str, what: String) -> Self {
-        Self::on_line(file, span_of(text, key).map(|span| line_of(text, span.start)), &what)
+    /// With the line of the value that the file's text may not have.
+    pub(crate) fn of(text: &str, file: &str, invalid: &Invalid) -> Self {
+        let line = span_of(text, &invalid.key).map(|span| line_of(text, span.start));
+        Self::on_line(file, line, &invalid.to_string())
     }
 
     /// `what` may quote the file: line ends and other control characters in it are written as escapes, so the error is one line.

@@ -10,7 +10,7 @@ impl JobSpec {
     /// With the line, the key and what is allowed.
     pub fn parse(text: &str, file: &str) -> Result<Self, FileError> {
         let job: Self = toml_file::parse(text, file)?;
-        job.validate().map_err(|found| FileError::at(text, file, found.key, found.to_string()))?;
+        job.validate().map_err(|invalid| FileError::of(text, file, &invalid))?;
         Ok(job)
     }
 

@@ -1,8 +1,7 @@
 //! What a job may ask for today: the planner knows more than the workers do.
 
-use super::validate::require;
-use super::{BYTES, BatchPolicy, Dtype, Invalid, JobSpec};
-use crate::FileError;
+use super::{BYTES, BatchPolicy, Dtype, JobSpec};
+use crate::toml_file::{FileError, Invalid, require};
 
 impl JobSpec {
     /// Parses a job file that shall be trained: [`JobSpec::parse`] and [`JobSpec::trainable`].
@@ -11,7 +10,7 @@ impl JobSpec {
     /// With the line, the key and what is allowed.
     pub fn parse_trainable(text: &str, file: &str) -> Result<Self, FileError> {
         let job = Self::parse(text, file)?;
-        job.trainable().map_err(|found| FileError::at(text, file, found.key, found.to_string()))?;
+        job.trainable().map_err(|invalid| FileError::of(text, file, &invalid))?;
         Ok(job)
     }
 

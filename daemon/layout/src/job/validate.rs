@@ -2,16 +2,7 @@
 
 use super::{BYTES, JobSpec};
 use crate::Family;
-
-/// A value that a job may not have.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{key} {problem}")]
-pub struct Invalid {
-    /// Such as `model.heads`.
-    pub key: &'static str,
-    /// What is wrong and what is allowed.
-    pub problem: String,
-}
+use crate::toml_file::{Invalid, require};
 
 // Far above any model there is, and low enough that no product of sizes overflows before it is checked.
 const MOST_LAYERS: u32 = 1 << 12;
@@ -30,22 +21,14 @@ const MOST_SAMPLES: u32 = 1 << 20;
 /// What a TOML integer can hold.
 const MOST_STEPS: u64 = i64::MAX as u64;
 
-pub(super) fn require(
-    holds: bool,
-    key: &'static str,
-    problem: impl FnOnce() -> String,
-) -> Result<(), Invalid> {
-    if holds { Ok(()) } else { Err(Invalid { key, problem: problem() }) }
-}
-
-fn between(key: &'static str, value: u64, least: u64, most: u64) -> Result<(), Invalid> {
+fn between(key: &str, value: u64, least: u64, most: u64) -> Result<(), Invalid> {
     require((least..=most).contains(&value), key, || {
         format!("= {value} is out of range: allowed are {least} to {most}")
     })
 }
 
 /// `whole` must be a multiple of `part`, which is not 0.
-fn divides(key: &'static str, whole: u32, name: &str, part: u32, why: &str) -> Result<(), Invalid> {
+fn divides(key: &str, whole: u32, name: &str, part: u32, why: &str) -> Result<(), Invalid> {
     require(whole.is_multiple_of(part), key, || {
         format!("= {whole} is not divisible by {name} = {part}: {why}")
     })

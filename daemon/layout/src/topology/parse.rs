@@ -3,7 +3,7 @@
 use super::{Domain, Node, POWER_LIMIT, Topology};
 use crate::DomainName;
 use crate::table::{table, tables};
-use crate::toml_file::{self, FileError};
+use crate::toml_file::{self, FileError, Invalid, require};
 use serde::Deserialize;
 use std::collections::HashMap;
 
@@ -46,12 +46,6 @@ struct NodeEntry {
     gpus: u32,
 }
 
-/// A value that a topology may not have: its key, such as `domain[0].name`, and what is allowed.
-struct Invalid {
-    key: String,
-    problem: String,
-}
-
 impl Topology {
     /// Parses and checks a topology file. `file` is only its name in errors.
     ///
@@ -59,10 +53,7 @@ impl Topology {
     /// With the line, the key and what is allowed.
     pub fn parse(text: &str, file: &str) -> Result<Self, FileError> {
         let parsed: TopologyFile = toml_file::parse(text, file)?;
-        parsed.validate().map_err(|Invalid { key, problem }| {
-            let what = format!("{key} {problem}");
-            FileError::at(text, file, &key, what)
-        })?;
+        parsed.validate().map_err(|invalid| FileError::of(text, file, &invalid))?;
         Ok(parsed.into())
     }
 }
@@ -118,10 +109,6 @@ impl TopologyFile {
         }
         Ok(())
     }
-}
-
-fn require(holds: bool, key: &str, problem: impl FnOnce() -> String) -> Result<(), Invalid> {
-    if holds { Ok(()) } else { Err(Invalid { key: key.to_owned(), problem: problem() }) }
 }
 
 fn above_zero(key: &str, value: Option<f64>, most: f64) -> Result<(), Invalid> {
