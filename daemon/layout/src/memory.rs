@@ -47,28 +47,36 @@ pub fn slot_bytes(job: &JobSpec, group: &Group, slot: Slot) -> u64 {
     u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
-/// Whether every slot fits the memory of a GPU, where that is known.
-///
-/// # Errors
-/// [`DraftError::Memory`] for the slot that needs most, the first of equals.
-pub(crate) fn fits(job: &JobSpec, topology: &Topology, groups: &[Group]) -> Result<(), DraftError> {
-    let Some(limit) = topology.gpu_memory else {
-        return Ok(());
-    };
+/// The place that needs most, the first of equals, and its bytes; `None` when nobody trains.
+pub fn most(job: &JobSpec, groups: &[Group]) -> Option<(Place, u64)> {
     // Groups that are split alike need the same.
     let mut known: HashMap<(*const Partitions, StageId), (u64, Slot)> = HashMap::new();
-    let mut most: Option<(u64, Place)> = None;
+    let mut most: Option<(Place, u64)> = None;
     for group in groups.iter().filter(|group| group.degree() > 0) {
         let (needs, slot) =
             *known.entry((Arc::as_ptr(&group.partitions), group.stage)).or_insert_with(|| {
                 let slots = group.active().into_iter().map(|slot| (slot_bytes(job, group, slot), slot));
                 slots.rev().max_by_key(|(needs, _)| *needs).unwrap_or_default()
             });
-        if needs > most.map_or(limit, |(most, _)| most) {
-            most = Some((needs, group.place(slot)));
+        if most.is_none_or(|(_, most)| needs > most) {
+            most = Some((group.place(slot), needs));
         }
     }
-    most.map_or(Ok(()), |(needs, place)| Err(DraftError::Memory { place, needs, limit }))
+    most
+}
+
+/// Whether every slot fits the memory of a GPU, where that is known.
+///
+/// # Errors
+/// [`DraftError::Memory`] for the place that needs [`most`].
+pub(crate) fn fits(job: &JobSpec, topology: &Topology, groups: &[Group]) -> Result<(), DraftError> {
+    let Some(limit) = topology.gpu_memory else {
+        return Ok(());
+    };
+    match most(job, groups) {
+        Some((place, needs)) if needs > limit => Err(DraftError::Memory { place, needs, limit }),
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// Units that the slot owns of the axis.
@@ -98,7 +106,7 @@ fn activation_bytes(job: &JobSpec, group: &Group, slot: Slot) -> u128 {
     let model = &job.model;
     let (micro, seq_len) = (u128::from(job.batch.micro), u128::from(model.seq_len));
     let (tokens, hidden) = (micro * seq_len, u128::from(model.hidden));
-    let last = group.stage.0 + 1 == job.parallel.pipeline;
+    let last = job.is_last(group.stage);
     let layers = job.stage_layers(group.stage);
     let blocks = 2 * layers.len() as u128;
 

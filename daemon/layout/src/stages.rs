@@ -82,11 +82,11 @@ impl JobSpec {
         norms * u64::from(self.model.hidden) * self.model.dtype.state_bytes()
     }
 
-    fn is_first(&self, stage: StageId) -> bool {
+    pub(crate) fn is_first(&self, stage: StageId) -> bool {
         stage.0 == 0
     }
 
-    fn is_last(&self, stage: StageId) -> bool {
+    pub(crate) fn is_last(&self, stage: StageId) -> bool {
         stage.0 + 1 == self.parallel.pipeline
     }
 }

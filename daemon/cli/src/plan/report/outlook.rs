@@ -3,10 +3,8 @@
 use super::{MOST_NAMES, count, names};
 use crate::output::bytes_text;
 use crate::plan::answer::Answer;
-use reknit_layout::{Contingency, Exposure, Partitions, Place, StageId, memory};
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use reknit_layout::{Contingency, Exposure, Place, memory};
+use std::collections::BTreeMap;
 
 pub(super) fn lines(answer: &Answer<'_>, ahead: &[Contingency]) -> Vec<String> {
     let layout = &answer.plan.layout;
@@ -71,18 +69,9 @@ fn batch(shares: &[u32]) -> String {
 }
 
 fn most_memory(answer: &Answer<'_>) -> String {
-    // Groups that are split alike need the same.
-    let mut known: HashMap<(*const Partitions, StageId), Option<_>> = HashMap::new();
-    let mut most = None;
-    for group in answer.plan.layout.groups.iter().filter(|group| group.degree() > 0) {
-        let needs = known.entry((Arc::as_ptr(&group.partitions), group.stage)).or_insert_with(|| {
-            let slots = group.active().into_iter();
-            slots.map(|slot| (memory::slot_bytes(answer.job, group, slot), Reverse(slot))).max()
-        });
-        let place = |slot| group.place(slot);
-        most = most.max(needs.map(|(bytes, Reverse(slot))| (bytes, Reverse(place(slot)))));
-    }
-    let Some((bytes, Reverse(place))) = most else { return "none".to_owned() };
+    let Some((place, bytes)) = memory::most(answer.job, &answer.plan.layout.groups) else {
+        return "none".to_owned();
+    };
     let limit = match answer.topology.gpu_memory {
         Some(limit) => format!("of {}", bytes_text(limit)),
         None => "(what a GPU has is not known)".to_owned(),
