@@ -44,17 +44,22 @@ fn grown(seed: u64) -> (World, WorkerKey, WorkerKey) {
     (world, stayed, new)
 }
 
+/// The change that follows comes to rest with both slots.
+fn keeps_the_only_copy(mut world: World) {
+    world
+        .run_until("epoch 4", |world| world.view().epoch == Epoch(4) || world.view().phase == Phase::Waiting);
+    assert_eq!(world.view().phase, Phase::Running, "ONLY-COPY: {}", world.view().explanation);
+    run_until_degrees(&mut world, &[2]);
+    assert_no_gap(&world);
+}
+
 #[test]
 fn a_member_that_missed_resume_keeps_what_it_was_sent() {
     let (mut world, stayed, new) = grown(12);
     // The order is lost with the session; the other one swaps, drops what it gave away, and sees the plane fail.
     world.flap_worker(&new, 30);
     world.at(20 * MS, Happening::NoticesFailure(stayed, Epoch(3)));
-    world
-        .run_until("epoch 4", |world| world.view().epoch == Epoch(4) || world.view().phase == Phase::Waiting);
-    assert_eq!(world.view().phase, Phase::Running, "ONLY-COPY: {}", world.view().explanation);
-    run_until_degrees(&mut world, &[2]);
-    assert_no_gap(&world);
+    keeps_the_only_copy(world);
 }
 
 #[test]
@@ -65,11 +70,7 @@ fn a_member_that_missed_resume_keeps_what_it_was_sent_through_a_daemons_death() 
     world.at(0, Happening::NoticesFailure(stayed.clone(), Epoch(3)));
     world.run_until("it stops", |world| world.processes[&stayed].state.phase == WorkerPhase::Quiesced);
     world.restart_daemon();
-    world
-        .run_until("epoch 4", |world| world.view().epoch == Epoch(4) || world.view().phase == Phase::Waiting);
-    assert_eq!(world.view().phase, Phase::Running, "ONLY-COPY: {}", world.view().explanation);
-    run_until_degrees(&mut world, &[2]);
-    assert_no_gap(&world);
+    keeps_the_only_copy(world);
 }
 
 #[test]
