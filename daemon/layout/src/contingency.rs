@@ -10,11 +10,11 @@ mod sites;
 
 use crate::{Layout, Topology};
 use fatal::Fatal;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use sites::{Site, Sites};
 
 /// What the loss of `k` more GPUs, nodes or domains would mean.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Contingency {
     pub k: u32,
     pub gpu: Exposure,
@@ -23,7 +23,7 @@ pub struct Contingency {
 }
 
 /// The sets of exactly `k` of a kind that have a slot which trains.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Exposure {
     pub sets: u64,
     /// How many of them take the last holder of some unit along.

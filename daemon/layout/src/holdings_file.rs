@@ -39,7 +39,7 @@ impl JobSpec {
         let layers = self.stage_layers(stage);
         let has = match axis.layer {
             Some(layer) => layers.contains(&layer),
-            None => stage.0 == 0 || stage.0 + 1 == self.parallel.pipeline,
+            None => self.is_first(stage) || self.is_last(stage),
         };
         if has {
             return Ok(());
@@ -136,7 +136,7 @@ impl<'de> Visitor<'de> for FileVisitor<'_> {
                     "recoverable" => {
                         if !map.next_value::<bool>()? {
                             return Err(A::Error::custom(
-                                "recoverable = false: a plan that cannot be carried out tells not what is held",
+                                "recoverable = false: a plan that cannot be carried out does not tell what is held",
                             ));
                         }
                     }

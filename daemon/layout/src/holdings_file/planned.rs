@@ -1,6 +1,7 @@
 //! The groups of a plan that was printed, as a source of holdings.
 
 use super::Shared;
+use crate::grid::Grid;
 use crate::table::{Table, tables};
 use crate::{Axis, Family, GpuId, Holding, JobSpec, Place, ReplicaId, Slot, StageId, Step, Units};
 use serde::Deserialize;
@@ -31,7 +32,6 @@ impl<'de> Visitor<'de> for Groups<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        let parallel = &self.job.parallel;
         let mut seats = BTreeMap::new();
         let mut gpus = BTreeSet::new();
         while let Some(Table(group)) = seq.next_element::<Table<PlannedGroup>>()? {
@@ -52,9 +52,8 @@ impl<'de> Visitor<'de> for Groups<'_> {
                 }
             }
         }
-        let places = u64::from(parallel.data) * u64::from(parallel.pipeline) * u64::from(parallel.tensor);
-        if seats.len() as u64 != places {
-            let (stages, data) = (parallel.pipeline, parallel.data);
+        if seats.len() != Grid::new(self.job).places() {
+            let (stages, data) = (self.job.parallel.pipeline, self.job.parallel.data);
             return Err(A::Error::custom(format!(
                 "groups are missing: the job has {data} replicas of {stages} stages, each needs its group"
             )));

@@ -47,6 +47,7 @@ pub(super) fn spread(parcels: &[Parcel], able: &[Vec<usize>], senders: usize) ->
 
 /// A chain is given up when it takes more moves than these to find.
 const LOOKED_AT: usize = 10_000;
+
 struct Loads<'a> {
     parcels: &'a [Parcel],
     able: &'a [Vec<usize>],
