@@ -275,8 +275,5 @@ fn power(answer: &Answer<'_>) -> Vec<PowerJson> {
 }
 
 fn active<'a>(answer: &'a Answer<'_>) -> impl Iterator<Item = (&'a Group, Place)> {
-    answer.plan.layout.groups.iter().flat_map(|group| {
-        let place = |slot| group.place(slot);
-        group.active().into_iter().map(move |slot| (group, place(slot)))
-    })
+    answer.plan.layout.groups.iter().flat_map(|group| group.members().map(move |(place, _)| (group, place)))
 }
