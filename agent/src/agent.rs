@@ -181,7 +181,9 @@ impl Agent {
                 }
             }
             // The keeper ends with it, and `Ended` follows.
-            ProbeNews::Line(ProbeLine::Failed { .. }) => {}
+            ProbeNews::Line(
+                ProbeLine::Failed { .. } | ProbeLine::Gap { .. } | ProbeLine::PowerLimit { .. },
+            ) => {}
             ProbeNews::Ended { why, library: _ } => {
                 self.replacing_probe = false;
                 let transitions = self.tracker.blind(&format!("the node is blind: {why}"));

@@ -9,7 +9,7 @@ use crate::config::LogFormat;
 use nvml::Found;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
-use protocol::{Expected, Failure, GpuIdentity, ProbeLine};
+use protocol::{Failure, GpuIdentity, ProbeLine, ProbeOrder};
 use std::io::{self, BufRead, Write};
 use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
@@ -55,7 +55,7 @@ pub(crate) fn run(arguments: &ProbeArguments) -> ExitCode {
     };
     // From here on the driver may block any thread but this one, which sees the supervisor go.
     thread::spawn(end_with_the_supervisor);
-    let (nvml, found) = match start(&arguments.nvml_library, expected.gpus) {
+    let (nvml, found) = match start(&arguments.nvml_library, expected) {
         Ok(started) => started,
         Err(error) => {
             say(&ProbeLine::Failed { reason: failure_of(&error), message: error.to_string() });
@@ -84,10 +84,13 @@ pub(crate) fn run(arguments: &ProbeArguments) -> ExitCode {
     }
 }
 
-fn read_expected() -> Option<Expected> {
+fn read_expected() -> Option<Vec<GpuIdentity>> {
     let mut line = String::new();
     match io::stdin().lock().read_line(&mut line) {
-        Ok(1..) => serde_json::from_str(&line).ok(),
+        Ok(1..) => match serde_json::from_str(&line) {
+            Ok(ProbeOrder::Expect { gpus }) => Some(gpus),
+            Ok(ProbeOrder::ReadNow | ProbeOrder::SetPowerLimit { .. }) | Err(_) => None,
+        },
         Ok(0) | Err(_) => None,
     }
 }

@@ -1,7 +1,7 @@
 //! Keeps a probe running: starts it, listens to it, replaces it when it ends or falls silent.
 
 use crate::config::{LogFormat, RunArguments};
-use crate::probe::protocol::{Expected, Failure, GpuIdentity, ProbeLine};
+use crate::probe::protocol::{Failure, GpuIdentity, ProbeLine, ProbeOrder};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
@@ -90,7 +90,7 @@ impl ProbeKeeper {
             .kill_on_drop(true)
             .spawn()?;
         info!(pid = child.id(), "probe started");
-        let mut expected = serde_json::to_vec(&Expected { gpus: self.known.clone() })?;
+        let mut expected = serde_json::to_vec(&ProbeOrder::Expect { gpus: self.known.clone() })?;
         expected.push(b'\n');
         if let Some(input) = child.stdin.as_mut() {
             input.write_all(&expected).await?;
@@ -134,7 +134,11 @@ impl ProbeKeeper {
                     self.known.clone_from(gpus);
                     patience = SILENCE;
                 }
-                ProbeLine::Reading { .. } | ProbeLine::Xid { .. } | ProbeLine::Tick { .. } => {}
+                ProbeLine::Reading { .. }
+                | ProbeLine::Xid { .. }
+                | ProbeLine::Gap { .. }
+                | ProbeLine::PowerLimit { .. }
+                | ProbeLine::Tick { .. } => {}
             }
             if self.news.send(ProbeNews::Line(line)).await.is_err() {
                 return ("the agent stops".to_owned(), false);

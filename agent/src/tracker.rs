@@ -112,9 +112,9 @@ impl Tracker {
     pub(crate) fn reading(&mut self, now: Instant, gpu: &GpuId, reading: &Reading) -> Option<Transition> {
         let health = self.gpus.get_mut(gpu)?;
         let (signal, evidence) = match reading {
-            Reading::Answers { recovery_action, ecc_uncorrected, temperature: _, power_mw: _ } => {
-                health.count_ecc(now, &self.policy, *ecc_uncorrected);
-                let action = recovery_action.unwrap_or(0);
+            Reading::Answers { fast, slow: _, reset: _ } => {
+                health.count_ecc(now, &self.policy, fast.ecc_uncorrected);
+                let action = fast.recovery_action.unwrap_or(0);
                 let signal = Signal::of_recovery_action(action);
                 (signal, format!("recovery action {action}"))
             }
@@ -268,15 +268,12 @@ impl GpuHealth {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::probe::protocol::FastSet;
     use std::time::Duration;
 
     fn answers() -> Reading {
-        Reading::Answers {
-            recovery_action: Some(0),
-            ecc_uncorrected: Some(0),
-            temperature: Some(40),
-            power_mw: None,
-        }
+        let fast = FastSet { recovery_action: Some(0), ecc_uncorrected: Some(0), ..FastSet::default() };
+        Reading::Answers { fast, slow: None, reset: false }
     }
 
     fn gone() -> Reading {
@@ -398,7 +395,11 @@ mod tests {
     #[test]
     fn one_hung_gpu_is_blamed_and_a_hung_driver_is_not() {
         let (mut tracker, a, b, now) = tracker();
-        let busy = |gpu: &GpuId, seconds: u64| Busy { gpu: gpu.clone(), ms: seconds * 1000 };
+        let busy = |gpu: &GpuId, seconds: u64| Busy {
+            gpu: gpu.clone(),
+            call: "a read".to_owned(),
+            ms: seconds * 1000,
+        };
         assert_eq!(tracker.hung(&[busy(&a, 14)]), (Vec::new(), false));
         assert_eq!(tracker.hung(&[busy(&a, 20), busy(&b, 3)]), (Vec::new(), true));
         let (transitions, blind) = tracker.hung(&[busy(&a, 15), busy(&b, 2)]);

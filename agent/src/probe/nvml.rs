@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use super::protocol::{GpuIdentity, Reading};
+use super::protocol::{FastSet, GpuIdentity, Reading};
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError, TemperatureSensor};
 use nvml_wrapper::enums::device::SampleValue;
@@ -48,6 +48,8 @@ pub(super) fn enumerate(nvml: &'static Nvml, limit: Duration) -> Result<Vec<Foun
             index,
             pci_bus_id: device.pci_info()?.bus_id,
             name: device.name()?,
+            architecture: optional(device.architecture())?
+                .map_or_else(|| "unknown".to_owned(), |architecture| architecture.to_string().to_lowercase()),
             memory_bytes: optional(device.memory_info())?.map_or(0, |memory| memory.total),
         };
         // Where it fails, the GPU's listener tries again and tells.
@@ -90,12 +92,14 @@ pub(super) fn read(device: &Device<'_>) -> Result<Reading, NvmlError> {
     // Every GPU has a UUID, so this call says whether the GPU answers at all.
     device.uuid()?;
     let uncorrected = device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile);
-    Ok(Reading::Answers {
+    let fast = FastSet {
         recovery_action: optional(recovery_action(device))?.flatten(),
         ecc_uncorrected: optional(uncorrected)?,
         temperature: optional(device.temperature(TemperatureSensor::Gpu))?,
         power_mw: optional(device.power_usage())?,
-    })
+        ..FastSet::default()
+    };
+    Ok(Reading::Answers { fast, slow: None, reset: false })
 }
 
 fn recovery_action(device: &Device<'_>) -> Result<Option<u32>, NvmlError> {

@@ -40,6 +40,7 @@ impl Watch {
         let began = *self.calling.lock().unwrap_or_else(PoisonError::into_inner);
         began.map(|began| Busy {
             gpu: self.gpu.uuid.clone(),
+            call: "a read".to_owned(),
             ms: u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
         })
     }
