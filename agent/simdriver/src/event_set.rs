@@ -81,7 +81,7 @@ impl EventSet {
                 registrations.iter_mut().find(|r| r.place == event.gpu && r.cursor < event.sequence);
             if let Some(registration) = waiting {
                 registration.cursor = event.sequence;
-                return Some(Delivered { place: event.gpu, xid: event.xid });
+                return Some(Delivered { place: event.gpu, xid: event.data });
             }
         }
         None

@@ -12,7 +12,7 @@ use crate::abi::{
 };
 use crate::driver;
 use crate::event_set::EventSet;
-use crate::state::Gpu;
+use crate::state::{BusNumbers, Gpu};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -131,9 +131,9 @@ extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, out: *mut DeviceHandl
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(bus_id: *const c_char, out: *mut DeviceHandle) -> c_uint {
     answer(driver::state().and_then(|state| {
-        let wanted = bus_numbers(text_at(bus_id)?).ok_or(Code::InvalidArgument)?;
+        let wanted = BusNumbers::parse(text_at(bus_id)?).ok_or(Code::InvalidArgument)?;
         let place = driver::enumerated(&state)
-            .find(|place| bus_numbers(&state.gpus[*place].pci_bus_id) == Some(wanted))
+            .find(|place| state.gpus[*place].bus_numbers().is_ok_and(|numbers| numbers == wanted))
             .ok_or(Code::NotFound)?;
         driver::answering(place)?;
         put(out, driver::handle_of(place))
@@ -308,15 +308,8 @@ fn index(device: DeviceHandle) -> Result<c_uint, Code> {
     Ok(before.count() as c_uint)
 }
 
-/// Domain, bus and device of `domain:bus:device.function`, however many zeros it is written with.
-fn bus_numbers(text: &str) -> Option<(u32, u32, u32)> {
-    let mut parts = text.split([':', '.']);
-    let mut number = || u32::from_str_radix(parts.next()?, 16).ok();
-    Some((number()?, number()?, number()?))
-}
-
 fn pci_info(gpu: &Gpu) -> Result<PciInfo, Code> {
-    let (domain, bus, device) = bus_numbers(&gpu.pci_bus_id).ok_or(Code::Unknown)?;
+    let BusNumbers { domain, bus, device } = gpu.bus_numbers().map_err(|_| Code::Unknown)?;
     let mut info = PciInfo {
         bus_id_legacy: [0; 16],
         domain,
@@ -340,7 +333,7 @@ fn fill(value: &mut FieldValue, gpu: &Gpu) {
     if value.field_id == FIELD_RECOVERY_ACTION {
         value.nvml_return = Code::Success as c_uint;
         value.value_type = VALUE_UNSIGNED_INT;
-        value.value = Value { unsigned_int: gpu.recovery_action };
+        value.value = Value { unsigned_int: gpu.recovery_action as c_uint };
     } else {
         value.nvml_return = Code::NotSupported as c_uint;
     }

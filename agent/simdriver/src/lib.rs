@@ -9,6 +9,7 @@
 //! Built as a Rust library it gives tests and the `reknit-simdriver` tool the control file alone.
 
 mod abi;
+mod calls;
 mod driver;
 mod event_set;
 mod ffi;

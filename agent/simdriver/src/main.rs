@@ -2,10 +2,11 @@
 
 use anyhow::{anyhow, bail};
 use clap::{Parser, Subcommand};
-use reknit_simdriver::state::State;
+use reknit_simdriver::state::{EventKind, State, StateError, Target};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 
 /// Bad usage, as in sysexits.h.
 const EX_USAGE: u8 = 64;
@@ -33,32 +34,61 @@ enum Command {
     },
     /// Print a state file.
     Show { file: PathBuf },
-    /// Change what a GPU tells, such as `lost=true` or `temperature=91`.
+    /// Change what a GPU or the node tells, such as `lost=true` or `temperature=91`.
     Set {
         file: PathBuf,
-        /// The GPU's number, from 0.
-        gpu: usize,
-        /// KEY=VALUE, one or more.
+        /// The GPU's number, from 0; `all` for each GPU, `node` for the driver's own keys.
+        target: Target,
+        /// KEY=VALUE, one or more. The value is JSON; a bare word is taken as a string.
         #[arg(required = true)]
         changes: Vec<String>,
     },
-    /// Raise an XID error, such as `xid=79`.
+    /// Raise an event, such as `xid=79`.
     Event {
         file: PathBuf,
         /// The GPU's number, from 0.
         gpu: usize,
-        /// xid=NN
-        #[arg(value_parser = xid)]
-        event: u64,
+        /// xid=NN, recovery_action, single_bit_ecc or double_bit_ecc
+        event: RaisedEvent,
+        /// Append to this file what the kernel would log for the XID, as a record of /dev/kmsg.
+        #[arg(long)]
+        kmsg: Option<PathBuf>,
+        /// What the kernel's line says after the process, or after the number for the NVLink XIDs 144 to 150.
+        #[arg(long, requires = "kmsg")]
+        message: Option<String>,
+        /// Write the kernel's line only: NVML tells nothing of it.
+        #[arg(long, requires = "kmsg")]
+        log_only: bool,
     },
     /// Print the path of the library for NVML's clients to load.
     Library,
 }
 
-fn xid(text: &str) -> Result<u64, String> {
-    text.strip_prefix("xid=")
-        .and_then(|number| number.parse().ok())
-        .ok_or_else(|| "write xid=NN, such as xid=79".to_owned())
+/// An event as the command line names it.
+#[derive(Debug, Clone, Copy)]
+enum RaisedEvent {
+    Xid(u64),
+    RecoveryAction,
+    SingleBitEcc,
+    DoubleBitEcc,
+}
+
+impl FromStr for RaisedEvent {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "recovery_action" => Ok(Self::RecoveryAction),
+            "single_bit_ecc" => Ok(Self::SingleBitEcc),
+            "double_bit_ecc" => Ok(Self::DoubleBitEcc),
+            xid => {
+                let number = xid.strip_prefix("xid=").and_then(|number| number.parse().ok());
+                number.map(Self::Xid).ok_or_else(|| {
+                    "write xid=NN, recovery_action, single_bit_ecc or double_bit_ecc".to_owned()
+                })
+            }
+        }
+    }
 }
 
 fn run(command: Command) -> anyhow::Result<()> {
@@ -69,11 +99,23 @@ fn run(command: Command) -> anyhow::Result<()> {
             let text = serde_json::to_string_pretty(&State::load(&file)?)?;
             writeln!(out, "{text}")?;
         }
-        Command::Set { file, gpu, changes } => {
-            State::update(&file, |state| state.set(gpu, &changes))?;
+        Command::Set { file, target, changes } => {
+            State::update(&file, |state| state.set(target, &changes))?;
         }
-        Command::Event { file, gpu, event } => {
-            State::update(&file, |state| state.raise_xid(gpu, event))?;
+        Command::Event { file, gpu, event, kmsg, message, log_only } => {
+            if kmsg.is_some() && !matches!(event, RaisedEvent::Xid(_)) {
+                bail!("--kmsg goes with xid=NN: the kernel logs no line for the other events");
+            }
+            State::update(&file, |state| {
+                // The log first, as on a real machine.
+                if let (Some(log), RaisedEvent::Xid(xid)) = (&kmsg, event) {
+                    state.log_xid(gpu, xid, message.as_deref(), log)?;
+                }
+                if !log_only {
+                    raise(state, gpu, event)?;
+                }
+                Ok(())
+            })?;
         }
         Command::Library => {
             let library = library()?;
@@ -81,6 +123,15 @@ fn run(command: Command) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+fn raise(state: &mut State, gpu: usize, event: RaisedEvent) -> Result<u64, StateError> {
+    match event {
+        RaisedEvent::Xid(xid) => state.raise_xid(gpu, xid),
+        RaisedEvent::RecoveryAction => state.raise_recovery_action(gpu),
+        RaisedEvent::SingleBitEcc => state.raise(gpu, EventKind::SingleBitEcc, 0),
+        RaisedEvent::DoubleBitEcc => state.raise(gpu, EventKind::DoubleBitEcc, 0),
+    }
 }
 
 /// The newest library beside this program; Cargo leaves a test's build in `deps`.

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use reknit_simdriver::state::State;
+use reknit_simdriver::state::{EventKind, State};
 use std::path::Path;
 use std::process::Command;
 
@@ -25,7 +25,7 @@ fn the_tool_does_what_it_says() {
     let state = State::load(&path).unwrap();
     assert_eq!((state.node.as_str(), state.gpus.len()), ("n7", 2));
     assert!(state.gpus[1].lost && !state.gpus[0].lost);
-    assert_eq!(state.events[0].xid, 79);
+    assert_eq!((state.events[0].kind, state.events[0].data), (EventKind::Xid, 79));
     let (code, shown, _) = run(&["show", file]);
     assert_eq!(code, 0);
     assert_eq!(serde_json::from_str::<State>(&shown).unwrap(), state);
