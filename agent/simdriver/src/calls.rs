@@ -14,7 +14,7 @@ macro_rules! calls {
 
         $(#[unsafe(no_mangle)]
         extern "C" fn $stub() -> c_uint {
-            crate::abi::Code::NotSupported as c_uint
+            crate::abi::Code::NOT_SUPPORTED.0
         })*
     };
 }

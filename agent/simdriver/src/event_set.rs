@@ -1,10 +1,10 @@
-//! Event sets: each has its own cursor in the sequence of XID errors.
+//! Event sets: each has its own cursor in the sequence of events.
 
 #![allow(unsafe_code)]
 
-use crate::abi::{Code, EVENT_XID};
-use crate::driver;
-use crate::state::State;
+use crate::abi::Code;
+use crate::driver::{self, Answering, Handle};
+use crate::state::{EVENT_BITS, Event, Gpu, State};
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// How often the file is looked at when the kernel cannot tell of changes.
 const POLL: Duration = Duration::from_millis(10);
+/// How long a wait that hangs sleeps before it looks at the file again, changed or not.
+const HANG_LOOK: Duration = Duration::from_secs(1);
 
 pub(crate) struct EventSet {
     registrations: Mutex<Vec<Registration>>,
@@ -24,51 +26,60 @@ pub(crate) struct EventSet {
 }
 
 struct Registration {
-    place: usize,
+    handle: Handle,
+    /// The kinds of events, as the header's bits.
+    types: u64,
     /// Events up to this sequence number were delivered or are older than the registration.
     cursor: u64,
 }
 
 /// What a wait delivers.
 pub(crate) struct Delivered {
-    pub(crate) place: usize,
-    pub(crate) xid: u64,
+    pub(crate) handle: Handle,
+    pub(crate) event: Event,
 }
 
 impl EventSet {
     pub(crate) fn new() -> Result<Self, Code> {
+        driver::state()?;
         Ok(Self { registrations: Mutex::new(Vec::new()), changes: watch(&driver::state_path()?) })
     }
 
-    /// From now on this set delivers the GPU's XID errors.
-    pub(crate) fn register(&self, place: usize, types: u64) -> Result<(), Code> {
-        driver::answering(place)?;
-        if types & !EVENT_XID != 0 {
-            return Err(Code::NotSupported);
+    /// From now on this set delivers the GPU's events of these types.
+    pub(crate) fn register(&self, gpu: &Answering, types: u64) -> Result<(), Code> {
+        if types & !EVENT_BITS != 0 {
+            return Err(Code::NOT_SUPPORTED);
         }
-        if types & EVENT_XID != 0 {
-            let cursor = driver::state()?.last_sequence();
-            self.lock().push(Registration { place, cursor });
-        }
+        let cursor = gpu.state.last_sequence();
+        self.lock().push(Registration { handle: gpu.handle(), types, cursor });
         Ok(())
     }
 
     /// The oldest event not yet delivered, within `timeout`. As with the real library a lost GPU in the
     /// set makes the wait fail at once.
-    pub(crate) fn wait(&self, timeout: Duration) -> Result<Delivered, Code> {
+    pub(crate) fn wait(&self, timeout: Duration, call: &str) -> Result<Delivered, Code> {
         let deadline = Instant::now() + timeout;
         loop {
             let state = driver::state()?;
+            if let Some(code) = state.wait_error {
+                return Err(Code(code));
+            }
+            let places: Vec<usize> = self.lock().iter().map(|r| r.handle.place).collect();
+            let gpus: Vec<&Gpu> = places.iter().filter_map(|place| state.gpus.get(*place)).collect();
+            if gpus.iter().any(|gpu| gpu.hangs.contains(call)) {
+                self.sleep(HANG_LOOK);
+                continue;
+            }
             if let Some(event) = self.next(&state) {
                 return Ok(event);
             }
-            let lost = |place: usize| state.gpus.get(place).is_some_and(|gpu| gpu.lost);
-            if self.lock().iter().any(|r| lost(r.place)) {
-                return Err(Code::GpuIsLost);
+            let failure = gpus.iter().find_map(|gpu| driver::forced(gpu, call).or(driver::lost(gpu)));
+            if let Some(code) = failure {
+                return Err(code);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Code::Timeout);
+                return Err(Code::TIMEOUT);
             }
             self.sleep(left);
         }
@@ -76,15 +87,13 @@ impl EventSet {
 
     fn next(&self, state: &State) -> Option<Delivered> {
         let mut registrations = self.lock();
-        for event in &state.events {
-            let waiting =
-                registrations.iter_mut().find(|r| r.place == event.gpu && r.cursor < event.sequence);
-            if let Some(registration) = waiting {
-                registration.cursor = event.sequence;
-                return Some(Delivered { place: event.gpu, xid: event.data });
-            }
-        }
-        None
+        state.events.iter().find_map(|event| {
+            let waiting = registrations.iter_mut().find(|r| {
+                r.handle.place == event.gpu && r.types & event.kind.bit() != 0 && r.cursor < event.sequence
+            })?;
+            waiting.cursor = event.sequence;
+            Some(Delivered { handle: waiting.handle, event: event.clone() })
+        })
     }
 
     /// Returns when the folder changed, or after `left`.

@@ -14,3 +14,6 @@ mod driver;
 mod event_set;
 mod ffi;
 pub mod state;
+
+#[doc(hidden)]
+pub use abi::table as abi_table;

@@ -62,6 +62,9 @@ enum Command {
     },
     /// Print the path of the library for NVML's clients to load.
     Library,
+    /// Print what the library takes NVML's header to say: C expressions and their values.
+    #[command(hide = true)]
+    Abi,
 }
 
 /// An event as the command line names it.
@@ -116,6 +119,11 @@ fn run(command: Command) -> anyhow::Result<()> {
                 }
                 Ok(())
             })?;
+        }
+        Command::Abi => {
+            for (expression, value) in reknit_simdriver::abi_table() {
+                writeln!(out, "{expression} = {value}")?;
+            }
         }
         Command::Library => {
             let library = library()?;

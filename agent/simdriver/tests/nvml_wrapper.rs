@@ -70,7 +70,7 @@ fn a_client_sees_what_the_file_says() {
     assert_eq!(device.temperature(TemperatureSensor::Gpu).unwrap(), 91);
     let uncorrected = device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile);
     assert_eq!(uncorrected.unwrap(), 7);
-    let fields = device.field_values_for(&[RECOVERY_ACTION, FieldId(82)]).unwrap();
+    let fields = device.field_values_for(&[RECOVERY_ACTION, FieldId(83)]).unwrap();
     let action = fields[0].as_ref().unwrap().value.as_ref().unwrap();
     assert!(matches!(action, nvml_wrapper::enums::device::SampleValue::U32(4)));
     let not_kept = fields[1].as_ref().unwrap();

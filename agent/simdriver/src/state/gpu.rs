@@ -51,10 +51,10 @@ pub struct Gpu {
     pub remap_failure: bool,
     pub remapped_correctable: u32,
     pub remapped_uncorrectable: u32,
-    /// Pages, on GPUs before Ampere.
-    pub retired_single: u32,
-    pub retired_double: u32,
-    pub retired_pending: bool,
+    /// Pages. All three left alone, the GPU does not retire pages, as from Ampere on.
+    pub retired_single: Option<u32>,
+    pub retired_double: Option<u32>,
+    pub retired_pending: Option<bool>,
 
     /// How many NVLinks the GPU has.
     pub nvlinks: u32,
@@ -126,9 +126,9 @@ impl Default for Gpu {
             remap_failure: false,
             remapped_correctable: 0,
             remapped_uncorrectable: 0,
-            retired_single: 0,
-            retired_double: 0,
-            retired_pending: false,
+            retired_single: None,
+            retired_double: None,
+            retired_pending: None,
             nvlinks: 18,
             nvlink_version: 4,
             nvlink_down: LinksDown::All(false),
@@ -164,6 +164,18 @@ impl Gpu {
             serial: format!("132{index:010}"),
             ..Self::default()
         }
+    }
+
+    /// Single-bit, double-bit and pending, where the GPU retires pages.
+    pub(crate) fn retired(&self) -> Option<(u32, u32, bool)> {
+        let Self { retired_single: single, retired_double: double, retired_pending: pending, .. } = *self;
+        (single.is_some() || double.is_some() || pending.is_some())
+            .then(|| (single.unwrap_or_default(), double.unwrap_or_default(), pending.unwrap_or_default()))
+    }
+
+    /// Milliwatts that the GPU keeps to.
+    pub(crate) fn enforced_limit(&self) -> u32 {
+        self.power_limit_enforced_mw.unwrap_or(self.power_limit_mw)
     }
 
     /// Domain, bus and device of the PCI address.

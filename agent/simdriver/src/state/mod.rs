@@ -4,16 +4,19 @@ mod change;
 mod error;
 mod event;
 mod gpu;
+mod setter_call;
 mod values;
 
 pub use change::Target;
 pub use error::StateError;
 pub use event::{Event, EventKind};
 pub use gpu::Gpu;
+pub use setter_call::SetterCall;
 pub use values::{Architecture, Fabric, FabricState, LinksDown, RecoveryAction, Throttle};
 
 pub(crate) use event::EVENT_BITS;
 pub(crate) use gpu::BusNumbers;
+pub(crate) use values::THROTTLES;
 
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};

@@ -61,28 +61,43 @@ impl<'de> Deserialize<'de> for RecoveryAction {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Throttle(pub u64);
 
-/// The bits of `nvmlClocksEventReasons`.
-const THROTTLES: [(&str, u64); 10] = [
-    ("none", 0),
-    ("gpu_idle", 0x1),
-    ("applications_clocks", 0x2),
-    ("sw_power_cap", 0x4),
-    ("hw_slowdown", 0x8),
-    ("sync_boost", 0x10),
-    ("sw_thermal", 0x20),
-    ("hw_thermal", 0x40),
-    ("power_brake", 0x80),
-    ("display_clocks", 0x100),
+/// A reason with its name here, its name in the header and its bit of `nvmlClocksEventReasons`.
+pub(crate) struct Reason {
+    name: &'static str,
+    pub(crate) c_name: &'static str,
+    pub(crate) bits: u64,
+}
+
+const fn reason(name: &'static str, c_name: &'static str, bits: u64) -> Reason {
+    Reason { name, c_name, bits }
+}
+
+pub(crate) const THROTTLES: [Reason; 10] = [
+    reason("none", "nvmlClocksEventReasonNone", 0),
+    reason("gpu_idle", "nvmlClocksEventReasonGpuIdle", 0x1),
+    reason("applications_clocks", "nvmlClocksEventReasonApplicationsClocksSetting", 0x2),
+    reason("sw_power_cap", "nvmlClocksEventReasonSwPowerCap", 0x4),
+    reason("hw_slowdown", "nvmlClocksThrottleReasonHwSlowdown", 0x8),
+    reason("sync_boost", "nvmlClocksEventReasonSyncBoost", 0x10),
+    reason("sw_thermal", "nvmlClocksEventReasonSwThermalSlowdown", 0x20),
+    reason("hw_thermal", "nvmlClocksThrottleReasonHwThermalSlowdown", 0x40),
+    reason("power_brake", "nvmlClocksThrottleReasonHwPowerBrakeSlowdown", 0x80),
+    reason("display_clocks", "nvmlClocksEventReasonDisplayClockSetting", 0x100),
 ];
 
 impl Throttle {
     /// Every reason that has a name.
     pub const ALL: Self = Self(0x1ff);
 
+    /// Does the hardware itself hold the clocks down?
+    pub(crate) fn is_hardware(self) -> bool {
+        self.0 & (0x8 | 0x40 | 0x80) != 0
+    }
+
     fn named(value: &Value) -> Result<u64, String> {
-        let bits = THROTTLES.iter().find(|(name, _)| value.as_str() == Some(name));
-        bits.map(|(_, bits)| *bits).ok_or_else(|| {
-            let names: Vec<&str> = THROTTLES.iter().map(|(name, _)| *name).collect();
+        let found = THROTTLES.iter().find(|reason| value.as_str() == Some(reason.name));
+        found.map(|reason| reason.bits).ok_or_else(|| {
+            let names = THROTTLES.map(|reason| reason.name);
             format!("{value} is none of {}", names.join(", "))
         })
     }
@@ -106,8 +121,8 @@ impl Serialize for Throttle {
         if self.0 & !Self::ALL.0 != 0 {
             return to.serialize_u64(self.0);
         }
-        let set = THROTTLES.iter().filter(|(_, bits)| self.0 & bits != 0);
-        let names: Vec<&str> = set.map(|(name, _)| *name).collect();
+        let set = THROTTLES.iter().filter(|reason| self.0 & reason.bits != 0);
+        let names: Vec<&str> = set.map(|reason| reason.name).collect();
         match names.as_slice() {
             [] => to.serialize_str("none"),
             [one] => to.serialize_str(one),
