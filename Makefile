@@ -33,6 +33,7 @@ test: setup ## Check format, lints, purity and documents, then run every test an
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	$(CARGO) build --workspace --locked
+	.ci/outside-clients
 	$(CARGO) test --workspace --locked
 	CARGO=$(CARGO) .ci/fuzz 10
 
