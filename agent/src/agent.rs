@@ -6,7 +6,7 @@ use crate::files;
 use crate::outbox::Outbox;
 use crate::policy::Policy;
 use crate::probe::protocol::{GpuIdentity, ProbeLine};
-use crate::probe_keeper::{ProbeKeeper, ProbeNews};
+use crate::probe_keeper::{KeeperOrder, ProbeKeeper, ProbeNews};
 use crate::session::{self, SessionNews};
 use crate::tracker::{Tracker, Transition, Verdict};
 use crate::workers::{Exit, Spawn, WorkerId, Workers};
@@ -59,7 +59,7 @@ struct Agent {
     /// The open session, from its hello on.
     link: Option<mpsc::Sender<v1::AgentReport>>,
     heartbeats: u64,
-    replace_probe: Arc<Notify>,
+    probe_orders: mpsc::Sender<KeeperOrder>,
     /// Asked for, and the old one has not ended.
     replacing_probe: bool,
     reopen_session: Arc<Notify>,
@@ -72,6 +72,7 @@ pub(crate) async fn run(config: Config) -> Result<(), AgentError> {
     let (exits_in, mut exits) = mpsc::channel(QUEUED_NEWS);
     let workers =
         Workers::adopt(config.worker.clone(), &config.state_dir, exits_in).map_err(AgentError::Workers)?;
+    let (probe_orders, probe_orders_out) = mpsc::channel(QUEUED_NEWS);
     let mut agent = Agent {
         tracker: Tracker::new(Policy::built_in()?),
         gpus: BTreeMap::new(),
@@ -79,12 +80,12 @@ pub(crate) async fn run(config: Config) -> Result<(), AgentError> {
         outbox: Outbox::new(first_sequence()),
         link: None,
         heartbeats: 0,
-        replace_probe: Arc::default(),
+        probe_orders,
         replacing_probe: false,
         reopen_session: Arc::default(),
         config,
     };
-    let mut probe = agent.start_probe();
+    let mut probe = agent.start_probe(probe_orders_out);
     agent.first_look(&mut probe).await?;
     let mut session = agent.start_session();
     let mut heartbeat = interval(HEARTBEAT);
@@ -116,17 +117,18 @@ fn first_sequence() -> u64 {
 }
 
 impl Agent {
-    fn start_probe(&self) -> mpsc::Receiver<ProbeNews> {
+    fn start_probe(&self, orders: mpsc::Receiver<KeeperOrder>) -> mpsc::Receiver<ProbeNews> {
         let (news, receiver) = mpsc::channel(QUEUED_NEWS);
-        let keeper = ProbeKeeper {
-            library: self.config.nvml_library.clone(),
-            interval: self.config.probe_interval,
-            log: self.config.log,
-            known: self.load_gpus(),
+        let config = &self.config;
+        let keeper = ProbeKeeper::new(
+            config.nvml_library.clone(),
+            config.probe_interval,
+            config.log,
+            self.load_gpus(),
             news,
-        };
-        let replace = self.replace_probe.clone();
-        tokio::spawn(async move { keeper.run(&replace).await });
+            orders,
+        );
+        tokio::spawn(keeper.run());
         receiver
     }
 
@@ -177,13 +179,15 @@ impl Agent {
                 self.report_health(transitions);
                 if blind && !self.replacing_probe {
                     self.replacing_probe = true;
-                    self.replace_probe.notify_one();
+                    let _it_is_told_soon_enough = self.probe_orders.try_send(KeeperOrder::Replace);
                 }
             }
             // The keeper ends with it, and `Ended` follows.
             ProbeNews::Line(
                 ProbeLine::Failed { .. } | ProbeLine::Gap { .. } | ProbeLine::PowerLimit { .. },
             ) => {}
+            // Nobody gives the order yet.
+            ProbeNews::Quiesced { confirmed: _ } => {}
             ProbeNews::Ended { why, library: _ } => {
                 self.replacing_probe = false;
                 let transitions = self.tracker.blind(&format!("the node is blind: {why}"));

@@ -3,6 +3,7 @@
 
 mod nvml;
 pub(crate) mod protocol;
+mod supervisor;
 mod watch;
 
 use crate::config::LogFormat;
@@ -10,12 +11,13 @@ use nvml::Found;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use protocol::{Failure, GpuIdentity, ProbeLine, ProbeOrder};
-use std::io::{self, BufRead, Write};
+use rustix::process::{Signal, getpid, kill_process};
 use std::path::{Path, PathBuf};
-use std::process::{self, ExitCode};
-use std::sync::{Arc, mpsc};
+use std::process::ExitCode;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
+use supervisor::{Orders, Supervisor};
 use watch::Watch;
 
 /// How often the supervisor is told that the probe lives.
@@ -23,7 +25,7 @@ const TICK: Duration = Duration::from_millis(250);
 /// For a GPU to answer for the first time.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
 /// As in sysexits.h.
-const EX_UNAVAILABLE: u8 = 69;
+const EX_USAGE: u8 = 64;
 
 /// What the supervisor starts the probe with.
 #[derive(Debug, Clone, clap::Args)]
@@ -36,69 +38,80 @@ pub(crate) struct ProbeArguments {
     pub(crate) log: LogFormat,
 }
 
-/// Writes a whole line to the supervisor. When it is gone the probe ends.
-fn say(line: &ProbeLine) {
-    let Ok(mut text) = serde_json::to_vec(line) else {
-        return;
-    };
-    text.push(b'\n');
-    let mut out = io::stdout().lock();
-    if out.write_all(&text).and_then(|()| out.flush()).is_err() {
-        process::exit(0);
-    }
-}
+/// The GPUs being watched, once they are.
+type Watches = OnceLock<Vec<Arc<Watch>>>;
 
-/// Runs until the supervisor closes the probe's input.
+/// Runs until the supervisor closes the socket, or SIGTERM ends it, which is left to the kernel: no clean-up
+/// can hang.
 pub(crate) fn run(arguments: &ProbeArguments) -> ExitCode {
-    let Some(expected) = read_expected() else {
+    let (supervisor, mut orders) = match supervisor::connect() {
+        Ok((supervisor, orders)) => (Arc::new(supervisor), orders),
+        Err(error) => {
+            tracing::error!(%error, "the probe is started by the agent, with a socket as its standard input");
+            return ExitCode::from(EX_USAGE);
+        }
+    };
+    // Operators find the probe by this name in their tools.
+    let _only_a_name = rustix::thread::set_name(c"reknit-probe");
+    let Some(ProbeOrder::Expect { gpus: expected }) = orders.next() else {
         return ExitCode::SUCCESS;
     };
     // From here on the driver may block any thread but this one, which sees the supervisor go.
-    thread::spawn(end_with_the_supervisor);
+    let watches = Arc::new(Watches::new());
+    let (ordered, to) = (watches.clone(), supervisor.clone());
+    thread::spawn(move || obey(orders, &ordered, &to));
     let (nvml, found) = match start(&arguments.nvml_library, expected) {
         Ok(started) => started,
         Err(error) => {
-            say(&ProbeLine::Failed { reason: failure_of(&error), message: error.to_string() });
-            return ExitCode::from(EX_UNAVAILABLE);
+            supervisor.say(&ProbeLine::Failed { reason: failure_of(&error), message: error.to_string() });
+            end();
         }
     };
-    say(&ProbeLine::Ready {
+    supervisor.say(&ProbeLine::Ready {
         driver: nvml.sys_driver_version().unwrap_or_default(),
         gpus: found.iter().map(|found| found.gpu.clone()).collect(),
         silent: found.iter().filter(|f| !f.answers).map(|f| f.gpu.uuid.clone()).collect(),
     });
     let interval = Duration::from_millis(arguments.interval_ms);
-    let mut watches = Vec::new();
-    for found in found {
-        let watch = Arc::new(Watch::new(nvml, found.gpu));
-        let (nudge, nudged) = mpsc::sync_channel(1);
-        let (sampler, listener) = (watch.clone(), watch.clone());
-        thread::spawn(move || sampler.sample(interval, &nudged));
-        thread::spawn(move || listener.listen(found.events, &nudge));
-        watches.push(watch);
-    }
+    let watches = watches.get_or_init(|| {
+        let found = found.into_iter();
+        found.map(|found| Watch::start(nvml, found.gpu, found.events, interval, supervisor.clone())).collect()
+    });
     loop {
         let busy = watches.iter().filter_map(|watch| watch.busy()).collect();
-        say(&ProbeLine::Tick { busy });
+        supervisor.say(&ProbeLine::Tick { busy });
         thread::sleep(TICK);
     }
 }
 
-fn read_expected() -> Option<Vec<GpuIdentity>> {
-    let mut line = String::new();
-    match io::stdin().lock().read_line(&mut line) {
-        Ok(1..) => match serde_json::from_str(&line) {
-            Ok(ProbeOrder::Expect { gpus }) => Some(gpus),
-            Ok(ProbeOrder::ReadNow | ProbeOrder::SetPowerLimit { .. }) | Err(_) => None,
-        },
-        Ok(0) | Err(_) => None,
+/// Ends the process at once: no clean-up of the driver's library, which may hang.
+fn end() -> ! {
+    loop {
+        let _sent = kill_process(getpid(), Signal::KILL);
+        thread::park();
     }
 }
 
-fn end_with_the_supervisor() {
-    let mut nothing = String::new();
-    let _ended = io::stdin().lock().read_line(&mut nothing);
-    process::exit(0);
+/// Passes orders to the GPUs' threads, and ends the probe with its supervisor. Never waits for a GPU.
+fn obey(mut orders: Orders, watches: &Watches, supervisor: &Supervisor) {
+    while let Some(order) = orders.next() {
+        let watches = watches.get().map_or(&[][..], Vec::as_slice);
+        match order {
+            // A probe that just started reads both sets anyway.
+            ProbeOrder::ReadNow => watches.iter().for_each(|watch| watch.read_now()),
+            ProbeOrder::SetPowerLimit { gpu, limit } => {
+                match watches.iter().find(|watch| watch.gpu().uuid == gpu) {
+                    Some(watch) => watch.set_power_limit(limit),
+                    None => {
+                        let set = Err("this GPU is not watched".to_owned());
+                        supervisor.say(&ProbeLine::PowerLimit { gpu, set });
+                    }
+                }
+            }
+            ProbeOrder::Expect { .. } => tracing::warn!("GPUs to expect can be named only at the start"),
+        }
+    }
+    end();
 }
 
 /// The GPUs to watch: those that answer now, and those expected whose place no other GPU has taken.

@@ -1,15 +1,17 @@
-//! Keeps a probe running: starts it, listens to it, replaces it when it ends or falls silent.
+//! Keeps a probe running: starts it, listens to it, passes orders on, replaces it when it ends or falls
+//! silent, and holds it back while the GPUs are to be left alone.
 
-use crate::config::{LogFormat, RunArguments};
+mod process;
+
+use crate::config::LogFormat;
 use crate::probe::protocol::{Failure, GpuIdentity, ProbeLine, ProbeOrder};
+use process::{Abandoned, LineError, Process};
+use reknit_layout::GpuId;
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdout, Command};
-use tokio::sync::{Notify, mpsc};
-use tokio::time::{Instant, sleep, timeout};
-use tracing::{info, warn};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until, timeout_at};
+use tracing::{error, info, warn};
 
 /// A living probe ticks far more often; a silent one is replaced.
 const SILENCE: Duration = Duration::from_secs(3);
@@ -19,9 +21,12 @@ const RESTART: Duration = Duration::from_millis(50);
 const RESTART_LIMIT: Duration = Duration::from_secs(2);
 /// A probe that lived this long restarts without delay.
 const SETTLED: Duration = Duration::from_secs(5);
+/// So many probes that cannot be killed are proof that another one would hang too.
+const ABANDONED_LIMIT: usize = 3;
 
 /// What the keeper tells.
 #[derive(Debug)]
+#[allow(dead_code, reason = "the session does not know these orders yet")]
 pub(crate) enum ProbeNews {
     Line(ProbeLine),
     /// Nothing can be read until another probe is ready.
@@ -29,97 +34,137 @@ pub(crate) enum ProbeNews {
         why: String,
         library: bool,
     },
+    /// As ordered, no probe runs and none is started until `Resume`.
+    Quiesced {
+        /// Every probe's exit was seen, so nothing of this agent holds a GPU. Where it was not, it is told
+        /// again once it is.
+        confirmed: bool,
+    },
+}
+
+/// What the keeper is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(dead_code, reason = "the session does not know these orders yet")]
+pub(crate) enum KeeperOrder {
+    /// Another probe is wanted.
+    Replace,
+    /// End the probe, which lets go of every GPU, and start none.
+    Quiesce,
+    Resume,
+    /// A power limit is answered by `ProbeLine::PowerLimit` also where no probe runs.
+    ToProbe(ProbeOrder),
 }
 
 /// How to start a probe.
 #[derive(Debug)]
 pub(crate) struct ProbeKeeper {
-    pub(crate) library: PathBuf,
-    pub(crate) interval: Duration,
-    pub(crate) log: LogFormat,
+    library: PathBuf,
+    interval: Duration,
+    log: LogFormat,
     /// GPUs seen so far.
-    pub(crate) known: Vec<GpuIdentity>,
-    pub(crate) news: mpsc::Sender<ProbeNews>,
+    known: Vec<GpuIdentity>,
+    news: mpsc::Sender<ProbeNews>,
+    orders: mpsc::Receiver<KeeperOrder>,
+    quiesced: bool,
+    /// Power limits that the probe has not answered.
+    unanswered: Vec<GpuId>,
+    abandoned: Abandoned,
 }
 
+/// Why the keeper no longer listens to a probe.
+enum End {
+    /// It is of no more use.
+    Useless {
+        why: String,
+        library: bool,
+    },
+    Quiesced,
+}
+
+/// Nobody listens to the keeper, or nobody gives it orders any more.
+struct AgentGone;
+
 impl ProbeKeeper {
-    /// Runs until nobody listens. `replace` asks for a fresh probe.
-    pub(crate) async fn run(mut self, replace: &Notify) {
+    pub(crate) fn new(
+        library: PathBuf,
+        interval: Duration,
+        log: LogFormat,
+        known: Vec<GpuIdentity>,
+        news: mpsc::Sender<ProbeNews>,
+        orders: mpsc::Receiver<KeeperOrder>,
+    ) -> Self {
+        let (quiesced, unanswered, abandoned) = (false, Vec::new(), Abandoned::default());
+        Self { library, interval, log, known, news, orders, quiesced, unanswered, abandoned }
+    }
+
+    /// Runs until nobody listens or nobody gives orders. The probe ends with it, as its socket is closed.
+    pub(crate) async fn run(mut self) {
         let mut delay = RESTART;
+        let mut due = Instant::now();
         loop {
+            if self.wait_to_start(due).await.is_err() {
+                return;
+            }
             let began = Instant::now();
-            let (why, library) = match self.start().await {
-                Ok((mut child, mut lines)) => {
-                    let end = self.listen(&mut lines, replace).await;
-                    // Not waited for: a process stuck in the driver cannot be killed.
-                    let _gone_already = child.start_kill();
-                    end
-                }
-                Err(e) => (format!("the probe could not be started: {e}"), false),
-            };
-            warn!(why, "the probe ended");
-            let ended = ProbeNews::Ended { why, library };
-            if self.news.send(ended).await.is_err() {
+            if self.one_probe().await.is_err() {
                 return;
             }
             if began.elapsed() > SETTLED {
                 delay = RESTART;
             }
-            sleep(delay).await;
+            due = Instant::now() + delay;
             delay = (delay * 2).min(RESTART_LIMIT);
         }
     }
 
-    async fn start(&self) -> std::io::Result<(Child, Lines<BufReader<ChildStdout>>)> {
-        let mut command = Command::new(std::env::current_exe()?);
-        RunArguments::variables().iter().for_each(|variable| {
-            command.env_remove(variable);
-        });
-        let mut child = command
-            .arg("probe")
-            .arg("--nvml-library")
-            .arg(&self.library)
-            .arg("--interval-ms")
-            .arg(self.interval.as_millis().to_string())
-            .arg("--log")
-            .arg(self.log.name())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            // A terminal's Ctrl-C is for the agent, which stops the probe itself.
-            .process_group(0)
-            .kill_on_drop(true)
-            .spawn()?;
-        info!(pid = child.id(), "probe started");
-        let mut expected = serde_json::to_vec(&ProbeOrder::Expect { gpus: self.known.clone() })?;
-        expected.push(b'\n');
-        if let Some(input) = child.stdin.as_mut() {
-            input.write_all(&expected).await?;
+    /// One probe's life, and its death.
+    async fn one_probe(&mut self) -> Result<(), AgentGone> {
+        let mut probe = match Process::start(&self.library, self.interval, self.log, &self.known).await {
+            Ok(probe) => probe,
+            Err(e) => return self.ended(format!("the probe could not be started: {e}"), false).await,
+        };
+        let end = self.listen(&mut probe).await?;
+        match end {
+            // First the news: a process stuck in the driver takes its time to end.
+            End::Useless { why, library } => self.ended(why, library).await?,
+            End::Quiesced => self.quiesced = true,
         }
-        let output = child.stdout.take().ok_or(std::io::ErrorKind::BrokenPipe)?;
-        Ok((child, BufReader::new(output).lines()))
+        self.abandoned.end(probe).await;
+        for gpu in std::mem::take(&mut self.unanswered) {
+            self.refuse_power_limit(gpu, "the probe ended before it answered").await?;
+        }
+        Ok(())
     }
 
-    /// Passes lines on. Returns why the probe is of no more use, and whether the library is.
-    async fn listen(
-        &mut self,
-        lines: &mut Lines<BufReader<ChildStdout>>,
-        replace: &Notify,
-    ) -> (String, bool) {
-        let mut patience = START;
+    /// Passes lines and orders on until the probe is of no more use.
+    async fn listen(&mut self, probe: &mut Process) -> Result<End, AgentGone> {
+        let mut silent_at = Instant::now() + START;
+        let useless = |why: String| Ok(End::Useless { why, library: false });
         loop {
             let line = tokio::select! {
-                line = timeout(patience, lines.next_line()) => line,
-                () = replace.notified() => return ("no GPU answers".to_owned(), false),
+                line = timeout_at(silent_at, probe.line()) => line,
+                order = self.orders.recv() => match order.ok_or(AgentGone)? {
+                    KeeperOrder::Replace => return useless("no GPU answers".to_owned()),
+                    KeeperOrder::Quiesce => return Ok(End::Quiesced),
+                    KeeperOrder::Resume => continue,
+                    KeeperOrder::ToProbe(order) => {
+                        if let Err(e) = probe.order(&order).await {
+                            return useless(format!("the probe takes no orders: {e}"));
+                        }
+                        if let ProbeOrder::SetPowerLimit { gpu, limit: _ } = order {
+                            self.unanswered.push(gpu);
+                        }
+                        continue;
+                    }
+                },
+                () = self.abandoned.one_gone(), if !self.abandoned.is_empty() => continue,
             };
             let line = match line {
                 Ok(Ok(Some(line))) => line,
-                Ok(Ok(None)) => return ("the probe is gone".to_owned(), false),
-                Ok(Err(e)) => return (format!("the probe's pipe broke: {e}"), false),
-                Err(_) => return ("the probe is silent".to_owned(), false),
-            };
-            let line: ProbeLine = match serde_json::from_str(&line) {
-                Ok(line) => line,
-                Err(e) => return (format!("the probe speaks nonsense: {e}"), false),
+                Ok(Ok(None)) => return useless("the probe is gone".to_owned()),
+                Ok(Err(LineError::Broken(e))) => return useless(format!("the probe's socket broke: {e}")),
+                Ok(Err(LineError::Nonsense(e))) => return useless(format!("the probe speaks nonsense: {e}")),
+                Err(_) => return useless("the probe is silent".to_owned()),
             };
             match &line {
                 ProbeLine::Failed { reason, message } => {
@@ -127,22 +172,87 @@ impl ProbeKeeper {
                         Failure::Library => true,
                         Failure::Driver => false,
                     };
-                    return (message.clone(), library);
+                    return Ok(End::Useless { why: message.clone(), library });
                 }
                 ProbeLine::Ready { gpus, driver, silent: _ } => {
                     info!(driver, gpus = gpus.len(), "probe ready");
                     self.known.clone_from(gpus);
-                    patience = SILENCE;
+                }
+                ProbeLine::PowerLimit { gpu, set: _ } => {
+                    if let Some(place) = self.unanswered.iter().position(|waiting| waiting == gpu) {
+                        self.unanswered.remove(place);
+                    }
                 }
                 ProbeLine::Reading { .. }
                 | ProbeLine::Xid { .. }
                 | ProbeLine::Gap { .. }
-                | ProbeLine::PowerLimit { .. }
                 | ProbeLine::Tick { .. } => {}
             }
-            if self.news.send(ProbeNews::Line(line)).await.is_err() {
-                return ("the agent stops".to_owned(), false);
+            silent_at = Instant::now() + SILENCE;
+            self.tell(ProbeNews::Line(line)).await?;
+        }
+    }
+
+    /// Without a probe, until `due`, and for as long as the agent is quiesced or too many probes hang.
+    async fn wait_to_start(&mut self, due: Instant) -> Result<(), AgentGone> {
+        let mut due = due;
+        let mut told = None;
+        let mut complained = false;
+        loop {
+            let confirmed = self.abandoned.is_empty();
+            if self.quiesced && told != Some(confirmed) {
+                told = Some(confirmed);
+                info!(confirmed, "quiesced: the GPUs are let go");
+                self.tell(ProbeNews::Quiesced { confirmed }).await?;
+            }
+            let hung = self.abandoned.count() >= ABANDONED_LIMIT;
+            if hung && !complained {
+                complained = true;
+                let pids = self.abandoned.pids();
+                error!(
+                    ?pids,
+                    "these probes hang in the driver and cannot be killed: no other is started until one is \
+                     gone; look at the kernel log, and reboot the node"
+                );
+            }
+            let held = self.quiesced || hung;
+            if !held && Instant::now() >= due {
+                return Ok(());
+            }
+            tokio::select! {
+                order = self.orders.recv() => match order.ok_or(AgentGone)? {
+                    KeeperOrder::Quiesce => (self.quiesced, told) = (true, None),
+                    KeeperOrder::Resume => {
+                        if self.quiesced {
+                            info!("resumed");
+                            due = Instant::now();
+                        }
+                        self.quiesced = false;
+                    }
+                    // There will be another one anyway, and it reads everything at once.
+                    KeeperOrder::Replace
+                    | KeeperOrder::ToProbe(ProbeOrder::ReadNow | ProbeOrder::Expect { .. }) => {}
+                    KeeperOrder::ToProbe(ProbeOrder::SetPowerLimit { gpu, limit: _ }) => {
+                        self.refuse_power_limit(gpu, "no probe runs").await?;
+                    }
+                },
+                () = sleep_until(due), if !held => {}
+                () = self.abandoned.one_gone(), if !self.abandoned.is_empty() => {}
             }
         }
+    }
+
+    async fn ended(&self, why: String, library: bool) -> Result<(), AgentGone> {
+        warn!(why, "the probe ended");
+        self.tell(ProbeNews::Ended { why, library }).await
+    }
+
+    async fn refuse_power_limit(&self, gpu: GpuId, why: &str) -> Result<(), AgentGone> {
+        let set = Err(why.to_owned());
+        self.tell(ProbeNews::Line(ProbeLine::PowerLimit { gpu, set })).await
+    }
+
+    async fn tell(&self, news: ProbeNews) -> Result<(), AgentGone> {
+        self.news.send(news).await.map_err(|_| AgentGone)
     }
 }

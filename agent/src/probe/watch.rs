@@ -1,159 +1,311 @@
-//! One GPU's two threads: one reads it steadily, the other waits for its events.
+//! One GPU's two threads: one reads it steadily and does what is asked of it, the other waits for its events.
 
-use super::protocol::{Busy, GpuIdentity, ProbeLine, Reading};
-use super::{nvml, say};
-use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::{Device, EventSet, Nvml};
-use std::process;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
-use std::sync::{Mutex, PoisonError};
+use super::nvml::events::{Events, Heard};
+use super::nvml::{Calls, Fault, Handle, Meaning};
+use super::protocol::{Busy, Failure, GpuIdentity, ProbeLine, Reading};
+use super::supervisor::Supervisor;
+use nvml_wrapper::Nvml;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// A GPU that reads as gone is read again this much later: a fault, not a glitch, if it is still gone.
 const SECOND_LOOK: Duration = Duration::from_millis(30);
+/// Between two readings, however many events ask for one.
+const LEAST_GAP: Duration = Duration::from_millis(20);
+/// The slow set is read with every so many fast ones.
+const SLOW_EVERY: u32 = 10;
+/// What waits for a GPU whose call does not return. More is refused.
+const QUEUED_ERRANDS: usize = 16;
 /// A wait that fails at once is tried again after a while that doubles.
 const RETRY: Duration = Duration::from_millis(20);
 const RETRY_LIMIT: Duration = Duration::from_secs(1);
-const WAIT_MS: u32 = 1000;
+/// Events that are not to be had are asked for again this much later.
+const RETRY_UNSUPPORTED: Duration = Duration::from_secs(60);
 /// Reads in a row that find no driver before the probe gives up: only a fresh process finds a new driver.
 const BLIND_READS: u32 = 4;
-/// As in sysexits.h.
-const EX_UNAVAILABLE: i32 = 69;
+
+/// What the sampler is asked to do between its readings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Errand {
+    /// Read both sets at once.
+    Read,
+    /// In milliwatts, or the GPU's default.
+    SetPowerLimit(Option<u32>),
+}
 
 /// A GPU being watched.
 #[derive(Debug)]
 pub(super) struct Watch {
     nvml: &'static Nvml,
     gpu: GpuIdentity,
-    /// When the sampler's present call into the driver began.
-    calling: Mutex<Option<Instant>>,
+    supervisor: Arc<Supervisor>,
+    errands: SyncSender<Errand>,
+    /// A `Read` is among the errands.
+    read_asked: AtomicBool,
+    sampler_calls: Calls,
+    listener_calls: Calls,
 }
 
 impl Watch {
-    pub(super) fn new(nvml: &'static Nvml, gpu: GpuIdentity) -> Self {
-        Self { nvml, gpu, calling: Mutex::new(None) }
+    /// Starts both threads.
+    pub(super) fn start(
+        nvml: &'static Nvml,
+        gpu: GpuIdentity,
+        events: Option<Events>,
+        interval: Duration,
+        supervisor: Arc<Supervisor>,
+    ) -> Arc<Self> {
+        let (errands, queue) = sync_channel(QUEUED_ERRANDS);
+        let (sampler_calls, listener_calls) = (Calls::default(), Calls::default());
+        let read_asked = AtomicBool::new(false);
+        let watch =
+            Arc::new(Self { nvml, gpu, supervisor, errands, read_asked, sampler_calls, listener_calls });
+        let (sampler, listener) = (watch.clone(), watch.clone());
+        thread::spawn(move || sampler.sample(interval, &queue));
+        thread::spawn(move || listener.listen(events));
+        watch
     }
 
-    /// The call that has not returned, if there is one.
+    pub(super) const fn gpu(&self) -> &GpuIdentity {
+        &self.gpu
+    }
+
+    /// The call that has not returned for longest, if there is one.
     pub(super) fn busy(&self) -> Option<Busy> {
-        let began = *self.calling.lock().unwrap_or_else(PoisonError::into_inner);
-        began.map(|began| Busy {
+        let calls = [self.sampler_calls.overdue(), self.listener_calls.overdue()];
+        let (call, taken) = calls.into_iter().flatten().max_by_key(|(_, taken)| *taken)?;
+        Some(Busy {
             gpu: self.gpu.uuid.clone(),
-            call: "a read".to_owned(),
-            ms: u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
+            call: call.to_owned(),
+            ms: u64::try_from(taken.as_millis()).unwrap_or(u64::MAX),
         })
     }
 
-    fn set_calling(&self, began: Option<Instant>) {
-        *self.calling.lock().unwrap_or_else(PoisonError::into_inner) = began;
+    /// Asks for both sets at once. Never waits.
+    pub(super) fn read_now(&self) {
+        if self.read_asked.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        match self.errands.try_send(Errand::Read) {
+            Ok(()) => {}
+            // The GPU hangs: it is read as soon as it does not.
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+                self.read_asked.store(false, Ordering::Relaxed);
+            }
+        }
     }
 
-    /// Reads the GPU every `interval`, or at once when nudged.
-    pub(super) fn sample(&self, interval: Duration, nudged: &Receiver<()>) {
-        let mut device = None;
-        let mut gone = 0_u32;
-        let mut blind = 0_u32;
+    /// Asks for a power limit; the answer goes to the supervisor. Never waits.
+    pub(super) fn set_power_limit(&self, limit: Option<u32>) {
+        match self.errands.try_send(Errand::SetPowerLimit(limit)) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+                let busy = self.busy().map_or_else(String::new, |busy| format!(" in {}", busy.call));
+                self.answer_power_limit(Err(format!("the GPU hangs{busy}; earlier orders wait")));
+            }
+        }
+    }
+
+    fn answer_power_limit(&self, set: Result<u32, String>) {
+        self.supervisor.say(&ProbeLine::PowerLimit { gpu: self.gpu.uuid.clone(), set });
+    }
+
+    fn gap(&self, what: String) {
+        self.supervisor.say(&ProbeLine::Gap { gpu: self.gpu.uuid.clone(), what });
+    }
+
+    /// Reads the GPU every `interval`, or at once when asked.
+    fn sample(&self, interval: Duration, errands: &Receiver<Errand>) {
+        let mut sampler = Sampler::default();
+        let (mut gone, mut blind, mut since_slow) = (0_u32, 0_u32, SLOW_EVERY);
         loop {
-            self.set_calling(Some(Instant::now()));
-            let reading = self.read(&mut device);
-            self.set_calling(None);
+            let due = Instant::now() + interval;
+            since_slow = since_slow.saturating_add(1);
+            let slow = since_slow >= SLOW_EVERY;
+            let reading = sampler.read(self, slow);
             (gone, blind) = match &reading {
                 Reading::Gone { .. } => (gone + 1, 0),
                 Reading::Blind { .. } => (0, blind + 1),
-                Reading::Answers { .. } | Reading::ResetRequired | Reading::Suspect { .. } => (0, 0),
+                Reading::Answers { slow, .. } => {
+                    if slow.is_some() {
+                        since_slow = 0;
+                    }
+                    (0, 0)
+                }
+                Reading::ResetRequired | Reading::Suspect { .. } => (0, 0),
             };
-            say(&ProbeLine::Reading { gpu: self.gpu.uuid.clone(), reading });
-            if blind >= BLIND_READS {
-                process::exit(EX_UNAVAILABLE);
+            let error = match &reading {
+                Reading::Blind { error } if blind >= BLIND_READS => Some(error.clone()),
+                Reading::Answers { .. }
+                | Reading::Gone { .. }
+                | Reading::ResetRequired
+                | Reading::Suspect { .. }
+                | Reading::Blind { .. } => None,
+            };
+            self.supervisor.say(&ProbeLine::Reading { gpu: self.gpu.uuid.clone(), reading });
+            if let Some(message) = error {
+                self.supervisor.say(&ProbeLine::Failed { reason: Failure::Driver, message });
+                super::end();
             }
             if gone == 1 {
-                // Not cut short by a nudge: two looks at the same moment are one.
+                // Not cut short by an errand: two looks at the same moment are one.
                 thread::sleep(SECOND_LOOK);
                 continue;
             }
-            match nudged.recv_timeout(interval) {
-                Ok(()) | Err(RecvTimeoutError::Timeout) => {}
-                // The listener never ends before the process does.
-                Err(RecvTimeoutError::Disconnected) => thread::sleep(interval),
+            thread::sleep(LEAST_GAP.min(interval));
+            if self.errands_until(due, errands, &mut sampler) {
+                since_slow = SLOW_EVERY;
             }
         }
     }
 
-    fn read(&self, device: &mut Option<Device<'static>>) -> Reading {
-        let held = device.take();
-        let was_held = held.is_some();
-        match self.read_with(held, device) {
-            Ok(reading) => reading,
-            // A handle goes stale when its GPU was away: judge only what a fresh one says.
-            Err(NvmlError::InvalidArg) if was_held => match self.read_with(None, device) {
-                Ok(reading) => reading,
-                Err(error) => nvml::reading_of(&error),
-            },
-            Err(error) => nvml::reading_of(&error),
+    /// Does what is asked until `due`. Returns early, and true, when a reading of both sets is asked for.
+    fn errands_until(&self, due: Instant, errands: &Receiver<Errand>, sampler: &mut Sampler) -> bool {
+        loop {
+            match errands.recv_timeout(due.saturating_duration_since(Instant::now())) {
+                Ok(Errand::Read) => {
+                    self.read_asked.store(false, Ordering::Relaxed);
+                    return true;
+                }
+                Ok(Errand::SetPowerLimit(limit)) => {
+                    self.answer_power_limit(sampler.set_power_limit(self, limit));
+                }
+                // `self` holds a sender, so the queue never closes.
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return false,
+            }
         }
-    }
-
-    fn read_with(
-        &self,
-        held: Option<Device<'static>>,
-        device: &mut Option<Device<'static>>,
-    ) -> Result<Reading, NvmlError> {
-        let found = match held {
-            Some(held) => held,
-            None => nvml::resolve(self.nvml, &self.gpu)?,
-        };
-        let reading = nvml::read(&found)?;
-        *device = Some(found);
-        Ok(reading)
     }
 
     /// Posts the GPU's XID errors, and has it read at once when anything happens.
-    pub(super) fn listen(&self, mut set: Option<EventSet<'static>>, nudge: &SyncSender<()>) {
+    fn listen(&self, mut events: Option<Events>) {
+        let calls = &self.listener_calls;
         let mut retry = RETRY;
+        let mut told = false;
         loop {
-            let was_open = set.is_some();
-            let heard = match &set {
-                Some(set) => nvml::wait(self.nvml, set, WAIT_MS),
-                None => self.open(&mut set).map(|()| nvml::Heard::Nothing),
+            let was_open = events.is_some();
+            let heard = match &events {
+                Some(open) => open.wait(calls),
+                None => Events::of(self.nvml, &self.gpu, calls).map(|opened| {
+                    events = Some(opened);
+                    Heard::Nothing
+                }),
             };
-            match heard {
-                Ok(nvml::Heard::Nothing) => {
-                    if was_open && retry > RETRY {
-                        // The GPU was away: a set of before may be deaf to it.
-                        set = None;
+            let fault = match heard {
+                Ok(Heard::Nothing) => {
+                    if was_open {
+                        if retry > RETRY {
+                            // The GPU was away: a set of before may be deaf to it.
+                            events = None;
+                        }
+                        retry = RETRY;
                     }
-                    retry = RETRY;
+                    continue;
                 }
-                Ok(nvml::Heard::Xid(xid)) => {
-                    say(&ProbeLine::Xid { gpu: self.gpu.uuid.clone(), xid });
-                    let _a_nudge_is_pending = nudge.try_send(());
+                Ok(Heard::Xid(xid)) => {
+                    self.supervisor.say(&ProbeLine::Xid { gpu: self.gpu.uuid.clone(), xid });
+                    self.read_now();
+                    continue;
                 }
-                Ok(nvml::Heard::Other) => {
-                    let _a_nudge_is_pending = nudge.try_send(());
+                Ok(Heard::Other) => {
+                    self.read_now();
+                    continue;
                 }
-                Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)) => {
-                    tracing::warn!(gpu = %self.gpu.uuid, "this GPU gives no events");
-                    // The nudge must stay open for as long as the sampler runs.
-                    loop {
-                        thread::park();
-                    }
-                }
-                Err(_) => {
-                    // The set is kept: the GPU's last words may still come through it.
-                    if retry == RETRY {
-                        let _a_nudge_is_pending = nudge.try_send(());
-                    }
-                    thread::sleep(retry);
-                    retry = (retry * 2).min(RETRY_LIMIT);
-                }
+                Err(fault) => fault,
+            };
+            if retry == RETRY {
+                self.read_now();
             }
+            let (pause, lasting) = match fault.meaning {
+                // Its readings say so.
+                Meaning::Gone | Meaning::ResetRequired | Meaning::NotFound => (retry, false),
+                Meaning::Suspect | Meaning::Stale | Meaning::Blind => (retry, retry >= RETRY_LIMIT),
+                Meaning::Withheld | Meaning::NoSuchCall | Meaning::NotTold => (RETRY_UNSUPPORTED, true),
+            };
+            if lasting && !told {
+                told = true;
+                self.gap(format!("XID events: {}", fault.text));
+            }
+            if retry >= RETRY_LIMIT {
+                // At first the set is kept, as the GPU's last words may still come through it.
+                events = None;
+            }
+            thread::sleep(pause);
+            retry = (retry * 2).min(RETRY_LIMIT);
         }
     }
+}
 
-    fn open(&self, set: &mut Option<EventSet<'static>>) -> Result<(), NvmlError> {
-        let device = nvml::resolve(self.nvml, &self.gpu)?;
-        *set = Some(nvml::listen(self.nvml, &device)?);
-        Ok(())
+/// What the sampler keeps between its readings.
+#[derive(Debug, Default)]
+struct Sampler {
+    handle: Option<Handle>,
+    /// Calls that only root may make, and those of them that the supervisor was told of.
+    withheld: BTreeSet<&'static str>,
+    told: BTreeSet<&'static str>,
+}
+
+impl Sampler {
+    fn read(&mut self, watch: &Watch, slow: bool) -> Reading {
+        let held = self.handle.take();
+        let was_held = held.is_some();
+        let reading = match self.read_with(held, watch, slow) {
+            // A handle goes stale when its GPU was away: judge only what a fresh one says, and from anew.
+            Err(fault) if was_held && fault.meaning == Meaning::Stale => {
+                match self.read_with(None, watch, true) {
+                    Ok(Reading::Answers { fast, slow, reset: _ }) => {
+                        Reading::Answers { fast, slow, reset: true }
+                    }
+                    Ok(other) => other,
+                    Err(fault) => fault.reading(),
+                }
+            }
+            Ok(reading) => reading,
+            Err(fault) => fault.reading(),
+        };
+        for call in self.withheld.difference(&self.told) {
+            watch.gap(format!("{call}: NVML answers NoPermission; run the agent as root"));
+        }
+        self.told.extend(&self.withheld);
+        reading
+    }
+
+    fn read_with(&mut self, held: Option<Handle>, watch: &Watch, slow: bool) -> Result<Reading, Fault> {
+        let calls = &watch.sampler_calls;
+        let (mut handle, fresh) = match held {
+            Some(held) => (held, false),
+            None => (Handle::resolve(watch.nvml, &watch.gpu, calls, &mut self.withheld)?, true),
+        };
+        let reading = handle.read(slow || fresh, calls, &mut self.withheld)?;
+        self.handle = Some(handle);
+        Ok(reading)
+    }
+
+    fn set_power_limit(&mut self, watch: &Watch, limit: Option<u32>) -> Result<u32, String> {
+        let calls = &watch.sampler_calls;
+        let handle = match self.handle.take() {
+            Some(held) => Ok(held),
+            None => Handle::resolve(watch.nvml, &watch.gpu, calls, &mut self.withheld),
+        };
+        let set = handle.and_then(|mut handle| {
+            let set = handle.set_power_limit(limit, calls);
+            // Also one that has gone stale: the next reading finds it so.
+            self.handle = Some(handle);
+            set
+        });
+        set.map_err(|fault: Fault| match fault.meaning {
+            Meaning::Withheld => format!("{}; run the agent as root", fault.text),
+            Meaning::Gone
+            | Meaning::ResetRequired
+            | Meaning::Suspect
+            | Meaning::Stale
+            | Meaning::Blind
+            | Meaning::NotFound
+            | Meaning::NoSuchCall
+            | Meaning::NotTold => fault.text,
+        })
     }
 }
