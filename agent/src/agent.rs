@@ -263,6 +263,7 @@ impl Agent {
             gpus: gpus.collect(),
             workers: workers.collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            ..v1::AgentHello::default()
         };
         let mut reports = vec![convert::report(Report::Hello(hello))];
         let missed = self.outbox.waiting();
@@ -294,6 +295,13 @@ impl Agent {
                 }
             }
             Order::HealthAck(ack) => self.outbox.acknowledge(ack.sequence),
+            Order::Quiesce(v1::Quiesce { request, .. })
+            | Order::EndQuiesce(v1::EndQuiesce { request })
+            | Order::SetPowerLimit(v1::SetPowerLimit { request, .. })
+            | Order::ProbeNow(v1::ProbeNow { request })
+            | Order::ReleaseGpu(v1::ReleaseGpu { request, .. }) => {
+                self.send(convert::done(request, Err("this agent cannot do it yet".to_owned())));
+            }
         }
         None
     }
@@ -313,7 +321,10 @@ impl Agent {
         if self.link.is_some() {
             self.heartbeats += 1;
             let sequence = self.heartbeats;
-            self.send(convert::report(Report::Heartbeat(v1::AgentHeartbeat { sequence })));
+            self.send(convert::report(Report::Heartbeat(v1::AgentHeartbeat {
+                sequence,
+                ..v1::AgentHeartbeat::default()
+            })));
         }
     }
 

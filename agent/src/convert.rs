@@ -32,6 +32,12 @@ pub(crate) fn gpu(gpu: &GpuIdentity, verdict: &Verdict) -> v1::Gpu {
         memory_bytes: gpu.memory_bytes,
         health: health_class(verdict.class).into(),
         cause: verdict.cause.clone(),
+        evidence: verdict.evidence.clone(),
+        shards_readable: verdict.class.shards_readable(),
+        rejoin: String::new(),
+        action: verdict.action.clone(),
+        risk: 0.0,
+        would_be: v1::HealthClass::Unspecified.into(),
     }
 }
 
@@ -45,7 +51,18 @@ pub(crate) fn transition(sequence: u64, transition: &Transition) -> v1::AgentRep
         evidence: verdict.evidence.clone(),
         shards_readable: verdict.class.shards_readable(),
         action: verdict.action.clone(),
+        rejoin: String::new(),
+        at_ms: 0,
+        would_be: v1::HealthClass::Unspecified.into(),
     }))
+}
+
+pub(crate) fn done(request: u64, answer: Result<String, String>) -> v1::AgentReport {
+    let (ok, message) = match answer {
+        Ok(message) => (true, message),
+        Err(message) => (false, message),
+    };
+    report(Report::Done(v1::OrderDone { request, ok, message }))
 }
 
 pub(crate) fn worker_key(worker: &WorkerId) -> v1::WorkerKey {

@@ -1,7 +1,8 @@
 //! Everything that reaches the loop.
 
+use crate::agents::Greeting;
 use crate::sessions::{Peer, Session, SessionId};
-use reknit_engine::{Event, Incident, JobName, JobView, NodeView, Refusal};
+use reknit_engine::{Event, Incident, JobName, JobView, Refusal};
 use reknit_layout::{GpuId, JobSpec, NodeName, WorkerKey};
 use reknit_proto::v1;
 use tokio::sync::oneshot;
@@ -13,6 +14,8 @@ pub enum Input {
         node: NodeName,
         session: Session<v1::AgentOrder>,
         hello: Event,
+        /// What the loop keeps itself.
+        greeting: Greeting,
     },
     WorkerOpened {
         job: JobName,
@@ -39,10 +42,11 @@ pub enum Input {
 #[derive(Debug)]
 pub enum Said {
     Event(Event),
-    /// An event that is acknowledged by number once it is carried out.
-    Numbered(u64, Event),
-    /// Nothing but a sign of life.
-    Alive,
+    /// A numbered change of a GPU's class, acknowledged once it is carried out, with all that was said of it.
+    Transition(Event, Box<v1::HealthTransition>),
+    Heartbeat(v1::AgentHeartbeat),
+    /// An agent's answer to what an operator asked.
+    Done(v1::OrderDone),
 }
 
 pub type Reply<T> = oneshot::Sender<T>;
@@ -54,9 +58,38 @@ pub enum Request {
     GetJob(JobName, Reply<Option<JobView>>),
     ListJobs(Reply<Vec<JobView>>),
     StopJob(JobName, Reply<Result<Option<JobView>, Refusal>>),
-    ListNodes(Reply<Vec<NodeView>>),
+    ListNodes(Reply<Vec<v1::Node>>),
     DrainGpu(GpuId, Reply<Result<(), Refusal>>),
-    RestoreGpu(GpuId, Reply<Result<(), Refusal>>),
+    /// Answered when its agent has, with the agent's words.
+    RestoreGpu(GpuId, Reply<Result<String, Refusal>>),
+    /// Likewise. `force`: although workers run on the node.
+    Agent {
+        ask: Ask,
+        force: bool,
+    },
+    SetPowerLimit {
+        gpu: GpuId,
+        limit_mw: u32,
+        lease_seconds: u32,
+        reply: Reply<Result<String, Refusal>>,
+    },
     /// `None`: no such job.
     ListIncidents(JobName, Reply<Option<Vec<Incident>>>),
+}
+
+/// What an operator wants of one node's agent.
+#[derive(Debug)]
+pub struct Ask {
+    pub node: NodeName,
+    pub wish: Wish,
+    pub reply: Reply<Result<String, Refusal>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wish {
+    Quiesce { seconds: u32 },
+    EndQuiesce,
+    Probe,
+    PowerLimit { gpu: GpuId, limit_mw: u32, lease_seconds: u32 },
+    Release { gpu: GpuId },
 }

@@ -3,6 +3,7 @@
 //! One task, [`run::Coordinator`], owns the engine's state. Everything that happens reaches it through one
 //! bounded channel, and it carries out the engine's commands in order.
 
+pub mod agents;
 pub mod clock;
 pub mod config;
 pub mod failure;

@@ -1,16 +1,18 @@
 //! The loop: the one task that owns the state.
 
+mod agents;
 mod orders;
 
+use crate::agents::Agents;
 use crate::clock::Clock;
 use crate::failure::Failure;
-use crate::input::{Input, Request, Said};
+use crate::input::{Ask, Input, Request, Said, Wish};
 use crate::rpc::convert;
 use crate::sessions::{Peer, Session, SessionId, Sessions};
 use crate::store::Store;
 use crate::tickets::Tickets;
 use orders::PlanJson;
-use reknit_engine::{Event, JobName, State, Timeouts, step};
+use reknit_engine::{Event, JobName, Refusal, State, Timeouts, step};
 use reknit_layout::{JobSpec, NodeName, WorkerKey};
 use reknit_proto::v1;
 use std::collections::{BTreeMap, VecDeque};
@@ -35,6 +37,7 @@ pub struct Coordinator {
     clock: Clock,
     store: Arc<dyn Store>,
     agents: Sessions<NodeName, v1::AgentOrder>,
+    known: Agents,
     workers: Sessions<(JobName, WorkerKey), v1::WorkerOrder>,
     tickets: Tickets,
     /// As last stored.
@@ -63,6 +66,7 @@ impl Coordinator {
             clock,
             store,
             agents: Sessions::default(),
+            known: Agents::default(),
             workers: Sessions::default(),
             tickets: Tickets::default(),
             specs: specs.collect(),
@@ -112,10 +116,8 @@ impl Coordinator {
 
     async fn take(&mut self, input: Input) -> Result<(), Failure> {
         match input {
-            Input::AgentOpened { node, session, hello } => {
-                session.send(convert::agent_welcome(&self.timeouts));
-                self.agents.open(node, session);
-                self.feed(hello).await
+            Input::AgentOpened { node, session, hello, greeting } => {
+                self.open_agent(node, session, hello, greeting).await
             }
             Input::WorkerOpened { job, worker, session, hello } => {
                 self.open_worker(job, worker, session, hello).await
@@ -123,14 +125,22 @@ impl Coordinator {
             Input::Said { peer, session, said } => match said {
                 _ if !self.is_current(&peer, session) => Ok(()),
                 Said::Event(event) => self.feed(event).await,
-                Said::Numbered(number, event) => {
-                    self.feed(event).await?;
-                    match self.acknowledge(&peer, number) {
-                        Some(closed) => self.feed(closed).await,
-                        None => Ok(()),
+                Said::Transition(event, told) => match peer {
+                    Peer::Agent(node) => self.transition(node, event, *told).await,
+                    Peer::Worker(..) => Ok(()),
+                },
+                Said::Heartbeat(beat) => {
+                    if let Peer::Agent(node) = peer {
+                        self.known.heartbeat(&node, self.clock.now(), beat);
                     }
+                    Ok(())
                 }
-                Said::Alive => Ok(()),
+                Said::Done(answer) => {
+                    if let Peer::Agent(node) = peer {
+                        self.known.answered(&node, answer);
+                    }
+                    Ok(())
+                }
             },
             Input::Closed { peer, session } => match self.close(peer, session) {
                 Some(event) => self.feed(event).await,
@@ -184,7 +194,11 @@ impl Coordinator {
     fn close(&mut self, peer: Peer, session: SessionId) -> Option<Event> {
         match peer {
             Peer::Agent(node) => {
-                self.agents.close(&node, session).then_some(Event::AgentDisconnected { node })
+                let closed = self.agents.close(&node, session);
+                if closed {
+                    self.known.give_up(&node);
+                }
+                closed.then_some(Event::AgentDisconnected { node })
             }
             Peer::Worker(job, worker) => {
                 let key = (job, worker);
@@ -226,16 +240,27 @@ impl Coordinator {
                 };
                 let _ = reply.send(answer);
             }
-            Request::RestoreGpu(gpu, reply) => {
-                let answer = match self.state.refuse_restore(&gpu) {
-                    Some(refusal) => Err(refusal),
-                    None => Ok(self.feed(Event::RestoreGpu { gpu }).await?),
+            Request::RestoreGpu(gpu, reply) => self.restore_gpu(gpu, reply).await?,
+            Request::Agent { ask, force } => self.ask_agent(ask, force).await?,
+            Request::SetPowerLimit { gpu, limit_mw, lease_seconds, reply } => {
+                let Some(node) = self.state.node_of(&gpu) else {
+                    let unknown = Refusal::NotFound(format!("no agent has named a GPU {gpu}"));
+                    drop(reply.send(Err(unknown)));
+                    return Ok(());
                 };
-                let _ = reply.send(answer);
+                let wish = Wish::PowerLimit { gpu, limit_mw, lease_seconds };
+                self.ask_agent(Ask { node, wish, reply }, true).await?;
             }
             Request::GetJob(job, reply) => drop(reply.send(self.state.job(&job))),
             Request::ListJobs(reply) => drop(reply.send(self.state.jobs())),
-            Request::ListNodes(reply) => drop(reply.send(self.state.nodes())),
+            Request::ListNodes(reply) => {
+                let now = self.clock.now();
+                let nodes = self.state.nodes().into_iter().map(|view| {
+                    let agent = self.known.get(&view.name);
+                    convert::node(view, agent, now)
+                });
+                let _ = reply.send(nodes.collect());
+            }
             Request::ListIncidents(job, reply) => {
                 let known = self.state.job(&job).is_some();
                 let _ = reply.send(known.then(|| self.state.incidents(&job)));

@@ -60,6 +60,12 @@ pub fn session<O>(backlog: usize) -> (Session<O>, StreamEnd<O>) {
 }
 
 impl<O> Session<O> {
+    /// Ends a session that was not opened, and tells why.
+    pub fn refuse(self, why: Status) {
+        // The stream is new: there is room.
+        let _ = self.orders.try_send(Err(why));
+    }
+
     /// False when the peer does not take its orders.
     pub fn send(&self, order: O) -> bool {
         self.orders.try_send(Ok(order)).is_ok()
@@ -92,11 +98,14 @@ impl<K: Ord, O> Sessions<K, O> {
     /// Ends the one before, if there is one, and tells it why.
     pub fn open(&mut self, key: K, session: Session<O>) {
         if let Some(before) = self.open.insert(key, session) {
-            let why =
-                "another session was opened under the same name: if two agents run, give each its own --node";
+            let why = "a newer session was opened under the same name";
             // When there is no room, the peer learns no more than that the stream ended.
             let _ = before.orders.try_send(Err(Status::aborted(why)));
         }
+    }
+
+    pub fn is_open(&self, key: &K) -> bool {
+        self.open.contains_key(key)
     }
 
     pub fn is_current(&self, key: &K, id: SessionId) -> bool {

@@ -87,7 +87,7 @@ impl Watch {
             }
             Event::Layout(layout) => self.layouts.push(layout),
             Event::Incident(incident) => self.incidents.push(incident),
-            Event::Worker(_) | Event::Note(_) => {}
+            Event::Worker(_) | Event::Note(_) | Event::Health(_) => {}
         }
         Ok(())
     }

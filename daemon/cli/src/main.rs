@@ -41,10 +41,10 @@ enum Command {
     /// Measure Reknit itself.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
-    /// Show nodes and their GPUs.
+    /// Show nodes and their GPUs; quiesce, resume and probe a node.
     #[command(subcommand)]
     Node(commands::node::NodeCommand),
-    /// Take GPUs out and let them in again.
+    /// Take GPUs out and let them in again; limit their power.
     #[command(subcommand)]
     Gpu(commands::gpu::GpuCommand),
     /// What failed in a job, how long each phase of the recovery took, what it cost.

@@ -1,6 +1,6 @@
 //! The nodes and their GPUs, as agents and operators speak of them.
 
-use crate::{GpuReport, HealthClass, Time};
+use crate::{GpuReport, HealthClass, NodeLink, Time};
 use reknit_layout::{GpuId, NodeName};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,12 +11,27 @@ pub(crate) struct Cluster {
     pub(crate) drained: BTreeSet<GpuId>,
 }
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct Node {
-    pub(crate) connected: bool,
-    /// When the lease of an agent that is away ends.
-    pub(crate) lease: Option<Time>,
+    pub(crate) link: NodeLink,
     pub(crate) gpus: BTreeMap<GpuId, Gpu>,
+}
+
+impl Node {
+    pub(crate) fn connected(&self) -> bool {
+        match self.link {
+            NodeLink::Connected { .. } => true,
+            NodeLink::Silent { .. } | NodeLink::Gone { .. } => false,
+        }
+    }
+
+    /// When the lease of an agent that is away ends.
+    pub(crate) fn lease(&self) -> Option<Time> {
+        match self.link {
+            NodeLink::Silent { lease, .. } => Some(lease),
+            NodeLink::Connected { .. } | NodeLink::Gone { .. } => None,
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -77,18 +92,19 @@ impl Cluster {
     /// Where a worker for the GPU may be started and since when, if it may.
     pub(crate) fn may_start(&self, gpu: &GpuId) -> Option<(&NodeName, Time)> {
         let (name, node, found) = self.gpu(gpu)?;
-        let may = node.connected && fit(found.health) && !self.drained.contains(gpu);
+        let may = node.connected() && fit(found.health) && !self.drained.contains(gpu);
         may.then_some((name, found.fit_since))
     }
 
     pub(crate) fn connected(&self, node: &NodeName) -> bool {
-        self.nodes.get(node).is_some_and(|node| node.connected)
+        self.nodes.get(node).is_some_and(Node::connected)
     }
 
     pub(crate) fn agent_connected(&mut self, now: Time, name: &NodeName, reports: &[GpuReport]) {
-        let node = self.nodes.entry(name.clone()).or_default();
-        node.connected = true;
-        node.lease = None;
+        let link = NodeLink::Connected { since: now };
+        let unknown = || Node { link, gpus: BTreeMap::new() };
+        let node = self.nodes.entry(name.clone()).or_insert_with(unknown);
+        node.link = link;
         let mut before = std::mem::take(&mut node.gpus);
         for report in reports {
             let mut gpu = match before.remove(&report.gpu) {

@@ -70,6 +70,8 @@ pub enum Command {
         job: JobName,
         notice: Notice,
     },
+    /// The same, about the cluster: whoever watches any job is told.
+    Announce(String),
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -111,5 +113,4 @@ pub enum Notice {
         pid: u32,
         state: String,
     },
-    Note(String),
 }

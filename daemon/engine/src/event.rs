@@ -144,6 +144,7 @@ pub struct GpuReport {
     pub memory_bytes: u64,
     pub health: HealthClass,
     pub cause: String,
+    pub shards_readable: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -154,11 +155,23 @@ pub enum HealthClass {
     Fatal,
     /// Its process died; the GPU may rejoin at once.
     RankDied,
-    /// Take out at a step boundary; shards readable.
+    /// Take out at a step boundary, as a source.
     Drain,
     Predict,
     /// The driver does not answer.
     Unknown,
+}
+
+impl HealthClass {
+    /// Its worker cannot be a source any more: the GPU is dropped at once. A drain of a GPU whose shards cannot be
+    /// read has nothing to wait for.
+    pub fn is_loss(self, shards_readable: bool) -> bool {
+        match self {
+            Self::Fatal => true,
+            Self::Drain => !shards_readable,
+            Self::Healthy | Self::RankDied | Self::Predict | Self::Unknown => false,
+        }
+    }
 }
 
 /// How a process ended.

@@ -23,7 +23,7 @@ pub use refusal::Refusal;
 pub use state::State;
 pub use step::step;
 pub use timeouts::Timeouts;
-pub use view::{GpuView, JobView, NodeView, WorkerView};
+pub use view::{GpuView, JobView, NodeLink, NodeView, WorkerView};
 
 use serde::{Deserialize, Serialize};
 

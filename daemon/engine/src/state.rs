@@ -1,6 +1,6 @@
 //! Everything the engine knows.
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Node};
 use crate::job::Job;
 use crate::{Command, JobName, Notice, Time, Timeouts};
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ impl State {
 
     /// When the shell must send `Event::Tick`, if nothing else happens before.
     pub fn next_deadline(&self) -> Option<Time> {
-        let leases = self.cluster.nodes.values().filter_map(|node| node.lease);
+        let leases = self.cluster.nodes.values().filter_map(Node::lease);
         let jobs = self.jobs.values().filter_map(|job| job.next_deadline(&self.cluster, &self.timeouts));
         leases.chain(jobs).min()
     }

@@ -4,7 +4,9 @@ use crate::cluster::Cluster;
 use crate::job::Job;
 use crate::job::commit::CommittedStep;
 use crate::state::{Ctx, State};
-use crate::{Command, Event, GpuReport, HealthClass, Incident, JobName, JobRecord, Phase, Time, Timeouts};
+use crate::{
+    Command, Event, GpuReport, HealthClass, Incident, JobName, JobRecord, NodeLink, Phase, Time, Timeouts,
+};
 use reknit_layout::{GpuId, JobSpec, NodeName, WorkerKey};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -66,14 +68,18 @@ impl Engine<'_> {
             Event::Started { jobs, incidents } => self.started(jobs, incidents),
             Event::AgentConnected { node, gpus, workers } => self.agent_connected(&node, &gpus, workers),
             Event::AgentDisconnected { node } => {
-                let lease = self.now.after(self.timeouts.lease());
-                if let Some(node) = self.cluster.nodes.get_mut(&node) {
-                    node.connected = false;
-                    node.lease = Some(lease);
+                let (since, lease) = (self.now, self.now.after(self.timeouts.lease()));
+                if let Some(found) = self.cluster.nodes.get_mut(&node) {
+                    found.link = NodeLink::Silent { since, lease };
+                    let limit = self.timeouts.lease().as_millis();
+                    self.announce(format!(
+                        "node {node} is silent; its workers go on, and those that do not speak for themselves are \
+                         lost in {limit} ms"
+                    ));
                 }
             }
-            Event::HealthChanged { node, gpu, health, cause, shards_readable: _ } => {
-                self.health_changed(&node, &gpu, health, &cause)
+            Event::HealthChanged { node, gpu, health, cause, shards_readable } => {
+                self.health_changed(&node, &gpu, health, &cause, shards_readable)
             }
             Event::WorkerSpawned { node: _, job, worker, pid } => {
                 self.on(&job, |job, ctx| job.worker_spawned(ctx, &worker, pid));
@@ -176,8 +182,9 @@ impl Engine<'_> {
         gpus: &[GpuReport],
         workers: Vec<(JobName, WorkerKey, u32)>,
     ) {
-        self.cluster.agent_connected(self.now, node, gpus);
         let now = self.now;
+        self.announce_return(node);
+        self.cluster.agent_connected(now, node, gpus);
         self.on_each(|job, ctx| job.agent_listed(ctx, node, &workers));
         for (name, key, pid) in workers {
             let known = self.on(&name, |job, _| {
@@ -194,31 +201,41 @@ impl Engine<'_> {
             }
         }
         // Last, when every worker on them is known.
-        for report in gpus.iter().filter(|report| report.health == HealthClass::Fatal) {
+        for report in gpus.iter().filter(|report| report.health.is_loss(report.shards_readable)) {
             self.on_each(|job, ctx| job.gpu_lost(ctx, node, &report.gpu, &report.cause));
         }
     }
 
-    fn health_changed(&mut self, node: &NodeName, gpu: &GpuId, health: HealthClass, cause: &str) {
+    fn health_changed(
+        &mut self,
+        node: &NodeName,
+        gpu: &GpuId,
+        health: HealthClass,
+        cause: &str,
+        shards_readable: bool,
+    ) {
         let known = self.cluster.health_changed(self.now, node, gpu, health, cause);
         if !known {
             return;
         }
-        match health {
-            HealthClass::Fatal => {
-                self.on_each(|job, ctx| job.gpu_lost(ctx, node, gpu, cause));
-            }
-            HealthClass::Predict | HealthClass::Unknown => {
-                let text = format!("GPU {gpu} on {node}: {cause}");
-                self.on_each(|job, ctx| {
-                    if job.place_of_gpu(gpu).is_some() {
-                        job.note(ctx, text.clone());
-                    }
-                });
-            }
-            // Acted on by looking at the cluster: a drain or a return is a planned change.
-            HealthClass::Healthy | HealthClass::RankDied | HealthClass::Drain => {}
+        // Any other class is acted on by looking at the cluster: a drain or a return is a planned change.
+        if health.is_loss(shards_readable) {
+            self.on_each(|job, ctx| job.gpu_lost(ctx, node, gpu, cause));
         }
+    }
+
+    fn announce(&mut self, text: String) {
+        self.later.push(Command::Announce(text));
+    }
+
+    /// Of an agent that was missed.
+    fn announce_return(&mut self, node: &NodeName) {
+        let away = match self.cluster.nodes.get(node).map(|node| node.link) {
+            Some(NodeLink::Silent { since, .. } | NodeLink::Gone { since }) => since,
+            Some(NodeLink::Connected { .. }) | None => return,
+        };
+        let ms = self.now.0.saturating_sub(away.0) / 1_000;
+        self.announce(format!("node {node} is back after {ms} ms"));
     }
 
     /// A worker that belongs to nothing: told to leave, and killed.
@@ -270,12 +287,16 @@ impl Engine<'_> {
         let now = self.now;
         let mut lost = Vec::new();
         for (name, node) in &mut self.cluster.nodes {
-            if node.lease.is_some_and(|lease| lease <= now) {
-                node.lease = None;
-                lost.push(name.clone());
+            match node.link {
+                NodeLink::Silent { since, lease } if lease <= now => {
+                    node.link = NodeLink::Gone { since };
+                    lost.push(name.clone());
+                }
+                NodeLink::Silent { .. } | NodeLink::Connected { .. } | NodeLink::Gone { .. } => {}
             }
         }
         for node in lost {
+            self.announce(format!("node {node} is gone: nothing was heard of it for its lease"));
             self.on_each(|job, ctx| job.node_lost(ctx, &node));
         }
     }

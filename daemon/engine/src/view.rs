@@ -1,7 +1,7 @@
 //! What operators see.
 
 use crate::job::Job;
-use crate::{HealthClass, Incident, JobName, Phase, State};
+use crate::{HealthClass, Incident, JobName, Phase, State, Time};
 use reknit_layout::{Epoch, GpuId, Layout, NodeName, Place, Step, WorkerKey};
 
 #[derive(Debug, Clone, PartialEq)]
@@ -30,8 +30,25 @@ pub struct WorkerView {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeView {
     pub name: NodeName,
-    pub connected: bool,
+    pub link: NodeLink,
     pub gpus: Vec<GpuView>,
+}
+
+/// Whether a node's agent is heard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeLink {
+    Connected {
+        since: Time,
+    },
+    /// Not heard, and its lease still runs: nothing is lost for that alone.
+    Silent {
+        since: Time,
+        lease: Time,
+    },
+    /// Not heard for its whole lease: its workers without a session are lost.
+    Gone {
+        since: Time,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,9 +85,22 @@ impl State {
                 });
                 let mut gpus: Vec<_> = gpus.collect();
                 gpus.sort_by_key(|gpu| gpu.index);
-                NodeView { name: name.clone(), connected: node.connected, gpus }
+                NodeView { name: name.clone(), link: node.link, gpus }
             })
             .collect()
+    }
+
+    /// The node of a GPU that some agent has named.
+    pub fn node_of(&self, gpu: &GpuId) -> Option<NodeName> {
+        self.cluster.gpu(gpu).map(|(node, _, _)| node.clone())
+    }
+
+    /// Workers that may be alive on the node.
+    pub fn workers_on(&self, node: &NodeName) -> Vec<(JobName, WorkerKey)> {
+        let jobs = self.jobs.iter();
+        let workers = jobs.flat_map(|(name, job)| job.workers.iter().map(move |worker| (name, worker)));
+        let here = workers.filter(|(_, (_, worker))| worker.node == *node);
+        here.map(|(name, (key, _))| (name.clone(), key.clone())).collect()
     }
 
     /// Oldest first; those of a recovery under way come last.

@@ -236,6 +236,49 @@ fn a_worker_that_does_not_last_is_started_less_and_less_often() {
 }
 
 #[test]
+fn a_worker_that_dies_right_after_its_start_is_not_started_in_a_tight_loop() {
+    let mut world = running(2);
+    let broken = gpu(1, 1);
+    world.kill(&broken);
+    let begun = world.now;
+    let mut starts = Vec::new();
+    while world.now.0 - begun.0 < 30_000 * MS {
+        if let Some(key) = world.on(&broken) {
+            starts.push((world.now.0 - begun.0) / MS);
+            let exit = ExitStatus { how: "exit status 66".to_owned(), signal: None, status: Some(66) };
+            world.process_ends(&key, exit);
+        }
+        assert!(starts.len() < 20, "{starts:?}");
+        let soon = Time(world.now.0 + MS);
+        while world.next(soon) {}
+    }
+    // Holds of 0.2, 0.4, ... 12.8 s are over; that of 25.6 s is not.
+    assert_eq!(starts.len(), 7, "{starts:?}");
+    let gaps: Vec<_> = starts.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(gaps.windows(2).all(|pair| pair[1] > pair[0] * 3 / 2), "{gaps:?}");
+    assert_eq!(degrees(&world), [2, 1], "the others train on");
+    assert_no_gap(&world);
+}
+
+#[test]
+fn a_job_whose_worker_dies_at_every_start_does_not_loop_either() {
+    let mut world = World::new(9, 2, 1_000);
+    let broken = gpu(0, 0);
+    let mut starts = 0;
+    for _ in 0..10_000 {
+        if let Some(key) = world.on(&broken) {
+            starts += 1;
+            let exit = ExitStatus { how: "exit status 66".to_owned(), signal: None, status: Some(66) };
+            world.process_ends(&key, exit);
+        }
+        let soon = Time(world.now.0 + MS);
+        while world.next(soon) {}
+    }
+    assert!((4..=6).contains(&starts), "{starts} starts in 10 s");
+    assert_eq!(degrees(&world), [1, 2], "the others began without it");
+}
+
+#[test]
 fn what_an_agent_learns_later_of_a_lost_gpu_is_in_the_record() {
     let mut world = running(2);
     let lost = gpu(0, 1);

@@ -351,6 +351,41 @@ fn a_drain_by_the_agent_is_a_planned_change_too() {
 }
 
 #[test]
+fn a_drain_of_a_gpu_that_cannot_be_read_is_a_loss_at_once() {
+    let mut world = running(2);
+    let unreadable = gpu(1, 0);
+    let key = world.on(&unreadable).expect("it");
+    world.health_with(&unreadable, HealthClass::Drain, "XID 64: row remap failed", false);
+    run_until_degrees(&mut world, &[2, 1]);
+    assert!(!world.processes.contains_key(&key), "it was waited for");
+    let incident = fault(&world);
+    assert_eq!((incident.kind, incident.gpu), (IncidentKind::GpuLost, Some(unreadable.clone())));
+    assert!(
+        world.trace.iter().any(|line| line.starts_with("plan 2 members=3 holders=3")),
+        "it was a source: {:?}",
+        world.trace
+    );
+    world.run_ms(5_000);
+    assert_eq!(world.on(&unreadable), None, "it must not come back before it is healthy");
+    assert_no_gap(&world);
+}
+
+#[test]
+fn a_node_that_falls_silent_and_comes_back_is_told_and_costs_nothing() {
+    let mut world = running(2);
+    world.flap_agent(&node(1), 300);
+    let link = |world: &World| world.state.nodes()[1].link;
+    let NodeLink::Silent { since, lease } = link(&world) else { panic!("{:?}", link(&world)) };
+    assert_eq!(lease, since.after(TIMEOUTS.lease()));
+    world.run_ms(1_000);
+    assert!(matches!(link(&world), NodeLink::Connected { .. }), "{:?}", link(&world));
+    let told: Vec<_> = world.trace.iter().filter(|line| line.starts_with("node node-1")).collect();
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(told[0].contains("is silent") && told[1].contains("is back after 30"), "{told:?}");
+    assert_eq!(degrees(&world), [2, 2]);
+}
+
+#[test]
 fn a_frozen_worker_is_found_fenced_and_replaced() {
     let mut world = running(4);
     world.freeze(&gpu(0, 3));

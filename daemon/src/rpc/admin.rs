@@ -1,9 +1,9 @@
 //! What operators and their tools call.
 
 use super::{Loop, convert};
-use crate::input::{Input, Reply, Request as Ask};
+use crate::input::{Ask as AgentAsk, Input, Reply, Request as Ask, Wish};
 use reknit_engine::{JobName, Refusal, Time};
-use reknit_layout::{GpuId, JobSpec};
+use reknit_layout::{GpuId, JobSpec, NodeName};
 use reknit_proto::v1;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,6 +17,9 @@ use tonic::{Request, Response, Status};
 
 /// Longer than a store's slowest write.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Of a quiesce and of a power limit, in seconds: a week.
+const LONGEST_LEASE: u32 = 7 * 24 * 3600;
 
 /// In characters. A client takes 16 KiB of a status, in which a byte may be written as three.
 const LONGEST_ERROR: usize = 1_000;
@@ -42,9 +45,22 @@ impl Admin {
             Ok(Some(answer)) => Ok(answer),
             Ok(None) => Err(Status::unavailable("the daemon is stopping; try again")),
             Err(_) => Err(Status::deadline_exceeded(
-                "the daemon did not answer in time; whether the request was carried out is unknown",
+                "no answer in time; whether the request was carried out is unknown",
             )),
         }
+    }
+
+    async fn ask_node(
+        &self,
+        node: String,
+        wish: Wish,
+        force: bool,
+    ) -> Result<Response<v1::AgentAnswer>, Status> {
+        let node = NodeName(node);
+        let missing = no_node(&node);
+        let answer = self.ask(|reply| Ask::Agent { ask: AgentAsk { node, wish, reply }, force }).await?;
+        let message = answer.map_err(|refusal| refused_or(refusal, || missing))?;
+        Ok(Response::new(v1::AgentAnswer { message }))
     }
 }
 
@@ -89,7 +105,6 @@ impl v1::admin_server::Admin for Admin {
         _: Request<v1::ListNodesRequest>,
     ) -> Result<Response<v1::ListNodesResponse>, Status> {
         let nodes = self.ask(Ask::ListNodes).await?;
-        let nodes = nodes.into_iter().map(convert::node).collect();
         Ok(Response::new(v1::ListNodesResponse { nodes }))
     }
 
@@ -111,8 +126,50 @@ impl v1::admin_server::Admin for Admin {
         let gpu = GpuId(request.into_inner().gpu);
         let missing = no_gpu(&gpu);
         let answer = self.ask(|reply| Ask::RestoreGpu(gpu, reply)).await?;
-        answer.map_err(|refusal| refused_or(refusal, || missing))?;
-        Ok(Response::new(v1::RestoreGpuResponse {}))
+        let message = answer.map_err(|refusal| refused_or(refusal, || missing))?;
+        Ok(Response::new(v1::RestoreGpuResponse { message }))
+    }
+
+    async fn quiesce_node(
+        &self,
+        request: Request<v1::QuiesceNodeRequest>,
+    ) -> Result<Response<v1::AgentAnswer>, Status> {
+        let v1::QuiesceNodeRequest { node, seconds, force } = request.into_inner();
+        if !(1..=LONGEST_LEASE).contains(&seconds) {
+            let problem = format!("seconds = {seconds}: must be from 1 to {LONGEST_LEASE}");
+            return Err(Status::invalid_argument(problem));
+        }
+        self.ask_node(node, Wish::Quiesce { seconds }, force).await
+    }
+
+    async fn resume_node(
+        &self,
+        request: Request<v1::ResumeNodeRequest>,
+    ) -> Result<Response<v1::AgentAnswer>, Status> {
+        self.ask_node(request.into_inner().node, Wish::EndQuiesce, false).await
+    }
+
+    async fn probe_node(
+        &self,
+        request: Request<v1::ProbeNodeRequest>,
+    ) -> Result<Response<v1::AgentAnswer>, Status> {
+        self.ask_node(request.into_inner().node, Wish::Probe, false).await
+    }
+
+    async fn set_power_limit(
+        &self,
+        request: Request<v1::SetPowerLimitRequest>,
+    ) -> Result<Response<v1::AgentAnswer>, Status> {
+        let v1::SetPowerLimitRequest { gpu, limit_mw, lease_seconds } = request.into_inner();
+        if limit_mw > 0 && !(1..=LONGEST_LEASE).contains(&lease_seconds) {
+            let problem = format!("lease_seconds = {lease_seconds}: must be from 1 to {LONGEST_LEASE}");
+            return Err(Status::invalid_argument(problem));
+        }
+        let gpu = GpuId(gpu);
+        let missing = no_gpu(&gpu);
+        let answer = self.ask(|reply| Ask::SetPowerLimit { gpu, limit_mw, lease_seconds, reply }).await?;
+        let message = answer.map_err(|refusal| refused_or(refusal, || missing))?;
+        Ok(Response::new(v1::AgentAnswer { message }))
     }
 
     async fn list_incidents(
@@ -150,7 +207,9 @@ fn watched(
     event: Result<Arc<v1::JobEvent>, BroadcastStreamRecvError>,
 ) -> Option<v1::JobEvent> {
     match event {
-        Ok(event) if job.is_empty() || event.job == job => Some(Arc::unwrap_or_clone(event)),
+        Ok(event) if job.is_empty() || event.job.is_empty() || event.job == job => {
+            Some(Arc::unwrap_or_clone(event))
+        }
         Ok(_) => None,
         Err(BroadcastStreamRecvError::Lagged(missed)) => Some(v1::JobEvent {
             time_us: now.0,
@@ -186,6 +245,10 @@ fn no_job(name: &str) -> Status {
 
 fn no_gpu(gpu: &GpuId) -> Status {
     Status::not_found(format!("no connected agent has a GPU `{gpu}`: `reknit node list` names them all"))
+}
+
+fn no_node(node: &NodeName) -> Status {
+    Status::not_found(format!("no agent was heard of a node `{node}`: `reknit node list` names them all"))
 }
 
 fn no_json(error: serde_json::Error) -> Status {

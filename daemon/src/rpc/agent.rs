@@ -32,10 +32,10 @@ impl v1::agent_server::Agent for Agent {
         request: Request<Streaming<v1::AgentReport>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
         let mut inbound = request.into_inner();
-        let (node, hello) = convert::agent_hello(first(&mut inbound).await?)?;
+        let (node, hello, greeting) = convert::agent_hello(first(&mut inbound).await?)?;
         let (session, end) = session(BACKLOG);
         let inputs = self.to_loop.inputs.clone();
-        let opened = Input::AgentOpened { node: node.clone(), session, hello };
+        let opened = Input::AgentOpened { node: node.clone(), session, hello, greeting };
         tell(&inputs, opened).await?;
         let silence = self.to_loop.timeouts.heartbeat() * MISSED_HEARTBEATS;
         let peer = Peer::Agent(node.clone());

@@ -1,9 +1,10 @@
 //! Between the wire and the engine. Nothing else knows both.
 
+use crate::agents::{Agent, Details, Greeting};
 use crate::input::Said;
 use reknit_engine::{
-    Endpoint, Event, ExitStatus, GpuReport, HealthClass, Incident, IncidentKind, JobName, JobView, NodeView,
-    Notice, Participant, Phase, StepVote, Time, Timeouts, WorkerPhase, WorkerState,
+    Endpoint, Event, ExitStatus, GpuReport, HealthClass, Incident, IncidentKind, JobName, JobView, NodeLink,
+    NodeView, Notice, Participant, Phase, StepVote, Time, Timeouts, WorkerPhase, WorkerState,
 };
 use reknit_layout::{Epoch, GpuId, Holding, Incarnation, JobSpec, NodeName, Place, Step, WorkerKey};
 use reknit_proto::v1;
@@ -74,11 +75,13 @@ fn health(field: &'static str, class: i32) -> Result<HealthClass, BadMessage> {
 }
 
 /// The first message of an agent's stream.
-pub fn agent_hello(report: v1::AgentReport) -> Result<(NodeName, Event), BadMessage> {
+pub fn agent_hello(report: v1::AgentReport) -> Result<(NodeName, Event, Greeting), BadMessage> {
     let Some(v1::agent_report::Report::Hello(hello)) = report.report else {
         return Err(BadMessage::Missing("Hello, which comes first,"));
     };
+    let observability = hello.observability();
     let node = NodeName(named("node", hello.node)?);
+    let details = hello.gpus.iter().map(|gpu| (GpuId(gpu.uuid.clone()), details(gpu))).collect();
     let gpus = hello.gpus.into_iter().map(|gpu| {
         Ok(GpuReport {
             gpu: GpuId(named("gpus.uuid", gpu.uuid)?),
@@ -87,6 +90,7 @@ pub fn agent_hello(report: v1::AgentReport) -> Result<(NodeName, Event), BadMess
             memory_bytes: gpu.memory_bytes,
             health: health("gpus.health", gpu.health)?,
             cause: gpu.cause,
+            shards_readable: gpu.shards_readable,
         })
     });
     let workers = hello.workers.into_iter().map(|process| {
@@ -98,7 +102,26 @@ pub fn agent_hello(report: v1::AgentReport) -> Result<(NodeName, Event), BadMess
         gpus: gpus.collect::<Result<_, _>>()?,
         workers: workers.collect::<Result<_, _>>()?,
     };
-    Ok((node, event))
+    let greeting = Greeting {
+        instance: hello.instance,
+        version: hello.version,
+        observability,
+        gaps: hello.gaps,
+        next_sequence: hello.next_sequence,
+        gpus: details,
+    };
+    Ok((node, event, greeting))
+}
+
+fn details(gpu: &v1::Gpu) -> Details {
+    Details {
+        evidence: gpu.evidence.clone(),
+        shards_readable: gpu.shards_readable,
+        rejoin: gpu.rejoin.clone(),
+        action: gpu.action.clone(),
+        would_be: gpu.would_be(),
+        risk: gpu.risk,
+    }
 }
 
 pub fn agent_report(node: &NodeName, report: v1::AgentReport) -> Result<Said, BadMessage> {
@@ -106,16 +129,16 @@ pub fn agent_report(node: &NodeName, report: v1::AgentReport) -> Result<Said, Ba
     let node = node.clone();
     match report.report.ok_or(BadMessage::Missing("report"))? {
         Report::Hello(_) => Err(bad("report", "Hello comes once, at the start")),
-        Report::Health(transition) => Ok(Said::Numbered(
-            transition.sequence,
-            Event::HealthChanged {
+        Report::Health(transition) => {
+            let event = Event::HealthChanged {
                 node,
-                gpu: GpuId(named("gpu", transition.gpu)?),
+                gpu: GpuId(named("gpu", transition.gpu.clone())?),
                 health: health("health", transition.health)?,
-                cause: transition.cause,
+                cause: transition.cause.clone(),
                 shards_readable: transition.shards_readable,
-            },
-        )),
+            };
+            Ok(Said::Transition(event, Box::new(transition)))
+        }
         Report::Spawned(spawned) => {
             let (job, worker) = worker_key(spawned.worker)?;
             Ok(Said::Event(Event::WorkerSpawned { node, job, worker, pid: spawned.pid }))
@@ -133,7 +156,8 @@ pub fn agent_report(node: &NodeName, report: v1::AgentReport) -> Result<Said, Ba
                 },
             }))
         }
-        Report::Heartbeat(_) => Ok(Said::Alive),
+        Report::Heartbeat(beat) => Ok(Said::Heartbeat(beat)),
+        Report::Done(done) => Ok(Said::Done(done)),
     }
 }
 
@@ -395,16 +419,47 @@ pub fn job(view: JobView) -> Result<v1::Job, serde_json::Error> {
     })
 }
 
-pub fn node(view: NodeView) -> v1::Node {
-    let gpus = view.gpus.into_iter().map(|gpu| v1::NodeGpu {
-        uuid: gpu.gpu.0,
-        index: gpu.index,
-        name: gpu.name,
-        health: health_class(gpu.health).into(),
-        cause: gpu.cause,
-        drained: gpu.drained,
+/// `agent`: what was heard of it, if anything was.
+pub fn node(view: NodeView, agent: Option<&Agent>, now: Time) -> v1::Node {
+    let gpus = view.gpus.into_iter().map(|gpu| {
+        let details = agent.and_then(|agent| agent.gpus.get(&gpu.gpu)).cloned().unwrap_or_default();
+        let state = agent.and_then(|agent| agent.states.get(&gpu.gpu)).cloned().unwrap_or_default();
+        let heard = agent.map_or(now, |agent| agent.heard);
+        let since = now.0.saturating_sub(heard.0) / 1_000;
+        v1::NodeGpu {
+            uuid: gpu.gpu.0,
+            index: gpu.index,
+            name: gpu.name,
+            health: health_class(gpu.health).into(),
+            cause: gpu.cause,
+            drained: gpu.drained,
+            evidence: details.evidence,
+            shards_readable: details.shards_readable,
+            rejoin: details.rejoin,
+            action: details.action,
+            would_be: details.would_be.into(),
+            age_ms: state.age_ms.map(|age| age.saturating_add(since)),
+            temperature: state.temperature,
+            power_mw: state.power_mw,
+            power_limit_mw: state.power_limit_mw,
+            risk: details.risk,
+        }
     });
-    v1::Node { name: view.name.0, connected: view.connected, gpus: gpus.collect() }
+    let (link, since) = match view.link {
+        NodeLink::Connected { since } => (v1::NodeLink::Connected, since),
+        NodeLink::Silent { since, lease: _ } => (v1::NodeLink::Silent, since),
+        NodeLink::Gone { since } => (v1::NodeLink::Gone, since),
+    };
+    v1::Node {
+        name: view.name.0,
+        connected: link == v1::NodeLink::Connected,
+        gpus: gpus.collect(),
+        link: link.into(),
+        link_since_us: since.0,
+        observability: agent.map_or(v1::Observability::Unspecified, |agent| agent.observability).into(),
+        gaps: agent.map(|agent| agent.gaps.clone()).unwrap_or_default(),
+        agent_version: agent.map(|agent| agent.version.clone()).unwrap_or_default(),
+    }
 }
 
 fn health_class(class: HealthClass) -> v1::HealthClass {
@@ -495,7 +550,31 @@ pub fn job_event(time: Time, job: &JobName, notice: Notice) -> v1::JobEvent {
             pid,
             state,
         }),
-        Notice::Note(text) => Event::Note(v1::Note { text }),
     };
     v1::JobEvent { time_us: time.0, job: job.0.clone(), event: Some(event) }
+}
+
+fn cluster_event(time: Time, event: v1::job_event::Event) -> v1::JobEvent {
+    v1::JobEvent { time_us: time.0, job: String::new(), event: Some(event) }
+}
+
+pub fn announcement(time: Time, text: String) -> v1::JobEvent {
+    cluster_event(time, v1::job_event::Event::Note(v1::Note { text }))
+}
+
+pub fn gpu_health_changed(time: Time, node: &NodeName, told: v1::HealthTransition) -> v1::JobEvent {
+    let changed = v1::GpuHealthChanged {
+        node: node.0.clone(),
+        gpu: told.gpu,
+        health: told.health,
+        cause: told.cause,
+        evidence: told.evidence,
+        shards_readable: told.shards_readable,
+        rejoin: told.rejoin,
+        action: told.action,
+        would_be: told.would_be,
+        at_ms: told.at_ms,
+        sequence: told.sequence,
+    };
+    cluster_event(time, v1::job_event::Event::Health(changed))
 }

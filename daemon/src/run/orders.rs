@@ -76,6 +76,11 @@ impl Coordinator {
                 self.notify(&job, notice);
                 Ok(None)
             }
+            Command::Announce(text) => {
+                tracing::info!(text);
+                self.show(convert::announcement(self.clock.now(), text));
+                Ok(None)
+            }
         }
     }
 
@@ -123,9 +128,13 @@ impl Coordinator {
         });
     }
 
-    fn order_agent(&mut self, node: NodeName, order: v1::AgentOrder) -> Option<Event> {
+    pub(super) fn order_agent(&mut self, node: NodeName, order: v1::AgentOrder) -> Option<Event> {
         let sent = self.agents.send(&node, order);
-        report(sent, &Peer::Agent(node.clone())).then_some(Event::AgentDisconnected { node })
+        let closed = report(sent, &Peer::Agent(node.clone()));
+        if closed {
+            self.known.give_up(&node);
+        }
+        closed.then_some(Event::AgentDisconnected { node })
     }
 
     fn order_worker(&mut self, job: JobName, worker: WorkerKey, order: v1::WorkerOrder) -> Option<Event> {
@@ -134,13 +143,6 @@ impl Coordinator {
         let (job, worker) = key;
         let peer = Peer::Worker(job.clone(), worker.clone());
         report(sent, &peer).then_some(Event::WorkerDisconnected { job, worker })
-    }
-
-    pub(super) fn acknowledge(&mut self, peer: &Peer, number: u64) -> Option<Event> {
-        match peer {
-            Peer::Agent(node) => self.order_agent(node.clone(), convert::health_ack(number)),
-            Peer::Worker(..) => None,
-        }
     }
 
     fn notify(&self, job: &JobName, notice: Notice) {
@@ -155,10 +157,12 @@ impl Coordinator {
             Notice::Incident(incident) => {
                 tracing::info!(%job, id = incident.id, signal = incident.signal, "incident");
             }
-            Notice::Note(text) => tracing::info!(%job, text),
         }
+        self.show(convert::job_event(self.clock.now(), job, notice));
+    }
+
+    pub(super) fn show(&self, event: v1::JobEvent) {
         // An error says that nobody watches.
-        let event = convert::job_event(self.clock.now(), job, notice);
         let _ = self.watchers.send(Arc::new(event));
     }
 }

@@ -88,6 +88,7 @@ async fn agent(
                 .map(|Running(key, _)| v1::WorkerProcess { worker: Some(key.clone()), pid: 7 })
                 .collect(),
             version: "test".to_owned(),
+            ..v1::AgentHello::default()
         };
         reports.send(report(v1::agent_report::Report::Hello(hello))).await.unwrap();
         let Ok(orders) = client.session(ReceiverStream::new(outbound)).await else {
@@ -103,7 +104,7 @@ async fn agent(
                 },
                 Some(gpu) = killed.recv() => (None, running.remove(&gpu)),
                 () = sleep(Duration::from_millis(heartbeat)) => {
-                    let beat = v1::AgentHeartbeat { sequence: 0 };
+                    let beat = v1::AgentHeartbeat::default();
                     let _ = reports.send(report(v1::agent_report::Report::Heartbeat(beat))).await;
                     continue;
                 }
@@ -137,6 +138,20 @@ async fn agent(
                     }
                     let _ = reports.send(exited(key)).await;
                 }
+                Some(v1::agent_order::Order::ReleaseGpu(release)) => {
+                    let done = v1::OrderDone {
+                        request: release.request,
+                        ok: false,
+                        message: "nothing holds it back here".to_owned(),
+                    };
+                    let _ = reports.send(report(v1::agent_report::Report::Done(done))).await;
+                }
+                Some(
+                    order @ (v1::agent_order::Order::Quiesce(_)
+                    | v1::agent_order::Order::EndQuiesce(_)
+                    | v1::agent_order::Order::SetPowerLimit(_)
+                    | v1::agent_order::Order::ProbeNow(_)),
+                ) => panic!("nobody asked for {order:?}"),
                 Some(v1::agent_order::Order::HealthAck(_)) | None => {}
             }
         }
@@ -151,7 +166,8 @@ pub fn gpu(index: u32) -> v1::Gpu {
         name: "Test GPU".to_owned(),
         memory_bytes: 80 << 30,
         health: v1::HealthClass::Healthy.into(),
-        cause: String::new(),
+        shards_readable: true,
+        ..v1::Gpu::default()
     }
 }
 

@@ -1,6 +1,7 @@
 //! `reknit events`
 
 use super::incidents;
+use super::node::{health_name, would_be};
 use crate::admin::{connect, refused};
 use crate::failure::Failure;
 use crate::output::print_lines;
@@ -55,10 +56,20 @@ fn as_text(event: &JobEvent) -> String {
             format!("worker {} on {} (pid {}): {}", worker.place, worker.node, worker.pid, worker.state)
         }
         Some(Event::Note(note)) => note.text.clone(),
+        Some(Event::Health(gpu)) => {
+            let mut text = format!("GPU {} on {}: {}", gpu.gpu, gpu.node, health_name(gpu.health()));
+            for (before, part) in [(": ", &gpu.cause), ("; ", &gpu.rejoin), ("; do: ", &gpu.action)] {
+                if !part.is_empty() {
+                    text.extend([before, part]);
+                }
+            }
+            text
+        }
         None => "an event that this version does not know".to_owned(),
     };
     let seconds = event.time_us as f64 / 1e6;
-    format!("{seconds:.3} {} {what}", event.job)
+    let job = if event.job.is_empty() { "cluster" } else { &event.job };
+    format!("{seconds:.3} {job} {what}")
 }
 
 fn as_json(event: &JobEvent) -> Value {
@@ -92,6 +103,15 @@ fn as_json(event: &JobEvent) -> Value {
             }),
         ),
         Some(Event::Note(note)) => ("note", json!({ "text": note.text })),
+        Some(Event::Health(gpu)) => (
+            "health",
+            json!({
+                "node": gpu.node, "gpu": gpu.gpu, "health": health_name(gpu.health()), "cause": gpu.cause,
+                "evidence": gpu.evidence, "shards_readable": gpu.shards_readable, "rejoin": gpu.rejoin,
+                "action": gpu.action, "would_be": would_be(gpu.would_be()), "at_ms": gpu.at_ms,
+                "sequence": gpu.sequence,
+            }),
+        ),
         None => ("unknown", Value::Null),
     };
     json!({ "time_us": event.time_us, "job": event.job, kind: body })

@@ -1,5 +1,6 @@
 //! `reknit gpu`
 
+use super::node::{said, seconds};
 use crate::admin::{Admin, connect, refused};
 use crate::failure::Failure;
 use crate::output::print_lines;
@@ -7,6 +8,7 @@ use crate::{Format, Remote};
 use reknit_layout::Place;
 use reknit_proto::v1::{
     DrainGpuRequest, Job, ListIncidentsRequest, ListJobsRequest, ListNodesRequest, Node, RestoreGpuRequest,
+    SetPowerLimitRequest,
 };
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -20,10 +22,23 @@ pub(crate) enum GpuCommand {
         #[command(flatten)]
         remote: Remote,
     },
-    /// Let a drained GPU take part again.
+    /// Let a GPU take part again that was drained, or that its agent holds back.
     Restore {
         #[command(flatten)]
         gpu: Named,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Limit a GPU's power for a time; then its default holds again.
+    Power {
+        #[command(flatten)]
+        gpu: Named,
+        /// In watts, clamped to what the GPU allows, or `default`.
+        #[arg(value_name = "WATTS|default", value_parser = milliwatts)]
+        limit: u32,
+        /// How long the limit holds.
+        #[arg(long = "for", value_name = "TIME", default_value = "10m", value_parser = seconds)]
+        duration: u32,
         #[command(flatten)]
         remote: Remote,
     },
@@ -46,10 +61,34 @@ pub(crate) async fn run(command: GpuCommand) -> Result<(), Failure> {
         GpuCommand::Restore { gpu: Named { gpu: name }, remote } => {
             let mut admin = connect(&remote.daemon).await?;
             let gpu = find(&mut admin, &name, drained).await?;
-            admin.restore_gpu(RestoreGpuRequest { gpu: gpu.clone() }).await.map_err(refused)?;
-            done(&remote, &name, &gpu, "restored", "may take part again")
+            let answer = admin.restore_gpu(RestoreGpuRequest { gpu: gpu.clone() }).await.map_err(refused)?;
+            let message = answer.into_inner().message;
+            let words = if message.is_empty() {
+                "may take part again".to_owned()
+            } else {
+                format!("may take part again; its agent: {message}")
+            };
+            done(&remote, &name, &gpu, "restored", &words)
+        }
+        GpuCommand::Power { gpu: Named { gpu: name }, limit: limit_mw, duration: lease_seconds, remote } => {
+            let mut admin = connect(&remote.daemon).await?;
+            let gpu = find(&mut admin, &name, training).await?;
+            let request = SetPowerLimitRequest { gpu, limit_mw, lease_seconds };
+            let answer = admin.set_power_limit(request).await.map_err(refused)?;
+            said(&remote, answer.into_inner())
         }
     }
+}
+
+/// 0 for the default.
+fn milliwatts(text: &str) -> Result<u32, String> {
+    if text == "default" {
+        return Ok(0);
+    }
+    let watts = text.parse::<u32>().ok().filter(|watts| *watts > 0);
+    watts
+        .and_then(|watts| watts.checked_mul(1_000))
+        .ok_or_else(|| "write a whole number of watts, or `default`".to_owned())
 }
 
 fn done(remote: &Remote, name: &str, gpu: &str, key: &str, words: &str) -> Result<(), Failure> {
@@ -149,6 +188,14 @@ mod tests {
         assert_eq!(on_node(&nodes, "n-0/1").as_deref(), Some("GPU-b"));
         assert_eq!(on_node(&nodes, "GPU-c").as_deref(), Some("GPU-c"));
         assert_eq!(on_node(&nodes, "n-1/1"), None);
+    }
+
+    #[test]
+    fn limits() {
+        assert_eq!(["default", "350"].map(milliwatts), [Ok(0), Ok(350_000)]);
+        for wrong in ["0", "-1", "350W", "5000000", ""] {
+            assert!(milliwatts(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

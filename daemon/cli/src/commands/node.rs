@@ -3,9 +3,16 @@
 use crate::Remote;
 use crate::admin::{connect, refused};
 use crate::failure::Failure;
+use crate::output::{Format, print_lines};
 use crate::table::Table;
-use reknit_proto::v1::{HealthClass, ListNodesRequest, Node};
+use reknit_proto::v1::{
+    AgentAnswer, HealthClass, ListNodesRequest, Node, NodeGpu, NodeLink, Observability, ProbeNodeRequest,
+    QuiesceNodeRequest, ResumeNodeRequest,
+};
 use serde_json::{Value, json};
+
+/// A reading older than this is marked: GPUs are read every second.
+const STALE_MS: u64 = 3_000;
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum NodeCommand {
@@ -14,31 +21,98 @@ pub(crate) enum NodeCommand {
         #[command(flatten)]
         remote: Remote,
     },
+    /// Make a node's agent let go of the driver, so that a GPU can be reset; its workers are not touched.
+    Quiesce {
+        node: String,
+        /// It ends by itself after this time.
+        #[arg(long = "for", value_name = "TIME", default_value = "10m", value_parser = seconds)]
+        duration: u32,
+        /// Although workers run there: faults of their GPUs go unseen meanwhile.
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// End a quiesce before its time.
+    Resume {
+        node: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Read everything of every GPU of a node now.
+    Probe {
+        node: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
 }
 
 pub(crate) async fn run(command: NodeCommand) -> Result<(), Failure> {
-    let NodeCommand::List { remote } = command;
-    let answer = connect(&remote.daemon).await?.list_nodes(ListNodesRequest {}).await.map_err(refused)?;
-    let nodes = answer.into_inner().nodes;
-    remote.format.print(&as_json(&nodes), &as_table(&nodes))
+    match command {
+        NodeCommand::List { remote } => {
+            let answer =
+                connect(&remote.daemon).await?.list_nodes(ListNodesRequest {}).await.map_err(refused)?;
+            let nodes = answer.into_inner().nodes;
+            remote.format.print(&as_json(&nodes), &as_table(&nodes))
+        }
+        NodeCommand::Quiesce { node, duration: seconds, force, remote } => {
+            let request = QuiesceNodeRequest { node, seconds, force };
+            let answer = connect(&remote.daemon).await?.quiesce_node(request).await.map_err(refused)?;
+            said(&remote, answer.into_inner())
+        }
+        NodeCommand::Resume { node, remote } => {
+            let request = ResumeNodeRequest { node };
+            let answer = connect(&remote.daemon).await?.resume_node(request).await.map_err(refused)?;
+            said(&remote, answer.into_inner())
+        }
+        NodeCommand::Probe { node, remote } => {
+            let request = ProbeNodeRequest { node };
+            let answer = connect(&remote.daemon).await?.probe_node(request).await.map_err(refused)?;
+            said(&remote, answer.into_inner())
+        }
+    }
+}
+
+/// The agent's own words.
+pub(super) fn said(remote: &Remote, answer: AgentAnswer) -> Result<(), Failure> {
+    print_lines(&[match remote.format {
+        Format::Table => answer.message,
+        Format::Json => json!({ "message": answer.message }).to_string(),
+    }])
+}
+
+/// `90`, `90s`, `10m` or `2h`, in seconds.
+pub(super) fn seconds(text: &str) -> Result<u32, String> {
+    let (digits, unit) = match text.char_indices().last() {
+        Some((at, 's')) => (&text[..at], 1),
+        Some((at, 'm')) => (&text[..at], 60),
+        Some((at, 'h')) => (&text[..at], 3_600),
+        _ => (text, 1),
+    };
+    let seconds = digits.parse::<u32>().ok().and_then(|number| number.checked_mul(unit));
+    seconds.filter(|seconds| *seconds > 0).ok_or_else(|| "write a time such as 90s, 10m or 2h".to_owned())
 }
 
 fn as_table(nodes: &[Node]) -> Table {
-    let mut table = Table::new(["NODE", "AGENT", "GPU", "UUID", "NAME", "HEALTH", "CAUSE"]);
+    let mut table =
+        Table::new(["NODE", "AGENT", "SEES", "GPU", "UUID", "NAME", "HEALTH", "TEMP", "POWER", "CAUSE"]);
     for node in nodes {
-        let agent = if node.connected { "connected" } else { "away" };
+        let (agent, sees) = (link_name(node.link()), sees(node));
         if node.gpus.is_empty() {
-            table.row([node.name.as_str(), agent, "-", "-", "-", "-", "no GPU"].map(str::to_owned));
+            let row = [&node.name, agent, &sees, "-", "-", "-", "-", "-", "-", "no GPU"];
+            table.row(row.map(str::to_owned));
         }
         for gpu in &node.gpus {
-            let health = health(gpu.health());
             table.row([
                 node.name.clone(),
                 agent.to_owned(),
+                sees.clone(),
                 format!("{}/{}", node.name, gpu.index),
                 gpu.uuid.clone(),
                 gpu.name.clone(),
-                if gpu.drained { format!("{health}, drained") } else { health.to_owned() },
+                health_text(gpu),
+                gpu.temperature.map_or_else(|| "-".to_owned(), |degrees| format!("{degrees} C")),
+                power_text(gpu),
                 gpu.cause.clone(),
             ]);
         }
@@ -46,20 +120,75 @@ fn as_table(nodes: &[Node]) -> Table {
     table
 }
 
+/// How much the agent sees and, when that is not all, why.
+fn sees(node: &Node) -> String {
+    let name = observability_name(node.observability());
+    if node.gaps.is_empty() { name.to_owned() } else { format!("{name}: {}", node.gaps.join("; ")) }
+}
+
+fn health_text(gpu: &NodeGpu) -> String {
+    let mut text = health_name(gpu.health()).to_owned();
+    if let Some(class) = would_be(gpu.would_be()) {
+        text.push_str(&format!(" (would be {class})"));
+    }
+    if gpu.drained {
+        text.push_str(", drained");
+    }
+    if let Some(age) = gpu.age_ms.filter(|age| *age > STALE_MS) {
+        text.push_str(&format!(", {} s old", age / 1_000));
+    }
+    text
+}
+
+fn power_text(gpu: &NodeGpu) -> String {
+    let watts = |mw: Option<u32>| mw.map_or_else(|| "-".to_owned(), |mw| (mw / 1_000).to_string());
+    match (gpu.power_mw, gpu.power_limit_mw) {
+        (None, None) => "-".to_owned(),
+        (power, limit) => format!("{}/{} W", watts(power), watts(limit)),
+    }
+}
+
 fn as_json(nodes: &[Node]) -> Value {
     let nodes = nodes.iter().map(|node| {
         let gpus = node.gpus.iter().map(|gpu| {
             json!({
                 "uuid": gpu.uuid, "index": gpu.index, "name": gpu.name,
-                "health": health(gpu.health()), "cause": gpu.cause, "drained": gpu.drained,
+                "health": health_name(gpu.health()), "cause": gpu.cause, "drained": gpu.drained,
+                "evidence": gpu.evidence, "shards_readable": gpu.shards_readable, "rejoin": gpu.rejoin,
+                "action": gpu.action, "would_be": would_be(gpu.would_be()), "age_ms": gpu.age_ms,
+                "temperature": gpu.temperature, "power_mw": gpu.power_mw,
+                "power_limit_mw": gpu.power_limit_mw, "risk": gpu.risk,
             })
         });
-        json!({ "name": node.name, "connected": node.connected, "gpus": gpus.collect::<Vec<_>>() })
+        json!({
+            "name": node.name, "connected": node.connected, "link": link_name(node.link()),
+            "link_since_us": node.link_since_us, "observability": observability_name(node.observability()),
+            "gaps": node.gaps, "agent_version": node.agent_version, "gpus": gpus.collect::<Vec<_>>(),
+        })
     });
     nodes.collect()
 }
 
-fn health(class: HealthClass) -> &'static str {
+fn link_name(link: NodeLink) -> &'static str {
+    match link {
+        NodeLink::Unspecified => "unknown",
+        NodeLink::Connected => "connected",
+        NodeLink::Silent => "silent",
+        NodeLink::Gone => "gone",
+    }
+}
+
+fn observability_name(observability: Observability) -> &'static str {
+    match observability {
+        Observability::Unspecified => "unknown",
+        Observability::Full => "full",
+        Observability::Degraded => "degraded",
+        Observability::Blind => "blind",
+        Observability::Quiesced => "quiesced",
+    }
+}
+
+pub(super) fn health_name(class: HealthClass) -> &'static str {
     match class {
         HealthClass::Unspecified | HealthClass::Unknown => "unknown",
         HealthClass::Healthy => "healthy",
@@ -70,21 +199,56 @@ fn health(class: HealthClass) -> &'static str {
     }
 }
 
+/// The class under a policy that does not enforce it.
+pub(super) fn would_be(class: HealthClass) -> Option<&'static str> {
+    (class != HealthClass::Unspecified).then(|| health_name(class))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use reknit_proto::v1::NodeGpu;
 
     #[test]
-    fn a_drained_gpu_is_marked() {
+    fn a_gpu_shows_who_drained_it_how_old_its_reading_is_and_what_it_would_be() {
         let gpu = NodeGpu {
             uuid: "GPU-1".to_owned(),
             health: HealthClass::Healthy.into(),
+            would_be: HealthClass::Fatal.into(),
             drained: true,
+            age_ms: Some(12_345),
+            temperature: Some(41),
+            power_mw: Some(123_456),
+            power_limit_mw: Some(700_000),
             ..NodeGpu::default()
         };
-        let nodes = [Node { name: "n".to_owned(), connected: true, gpus: vec![gpu] }];
-        assert!(as_table(&nodes).lines()[1].contains("healthy, drained"));
-        assert_eq!(as_json(&nodes)[0]["gpus"][0]["health"], "healthy");
+        let node = Node {
+            name: "n".to_owned(),
+            link: NodeLink::Silent.into(),
+            observability: Observability::Degraded.into(),
+            gaps: vec!["no kernel log".to_owned()],
+            gpus: vec![gpu],
+            ..Node::default()
+        };
+        let line = as_table(std::slice::from_ref(&node)).lines().remove(1);
+        assert!(line.starts_with("n     silent  degraded: no kernel log  n/0"), "{line}");
+        assert!(line.contains("healthy (would be fatal), drained, 12 s old"), "{line}");
+        assert!(line.contains("41 C  123/700 W"), "{line}");
+        let json = &as_json(&[node])[0];
+        assert_eq!((&json["link"], &json["gpus"][0]["health"]), (&json!("silent"), &json!("healthy")));
+        assert_eq!(json["gpus"][0]["age_ms"], 12_345);
+    }
+
+    #[test]
+    fn a_fresh_reading_has_no_age() {
+        let gpu = NodeGpu { health: HealthClass::Drain.into(), age_ms: Some(2_999), ..NodeGpu::default() };
+        assert_eq!(health_text(&gpu), "drain");
+    }
+
+    #[test]
+    fn times() {
+        assert_eq!(["90", "90s", "10m", "2h"].map(seconds), [Ok(90), Ok(90), Ok(600), Ok(7_200)]);
+        for wrong in ["", "0", "m", "-5", "1d", "99999999h", "1.5m", "ä"] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -3,7 +3,7 @@
 use super::phases::Phases;
 use super::script::Standing;
 use reknit_proto::v1::job_event::Event;
-use reknit_proto::v1::{Incident, JobEvent, LayoutCommitted, StepCommitted, WorkerChanged};
+use reknit_proto::v1::{HealthClass, Incident, JobEvent, LayoutCommitted, StepCommitted, WorkerChanged};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The events of one job, added up.
@@ -148,6 +148,17 @@ impl Record {
             Event::Incident(incident) => self.incident(incident),
             Event::Worker(worker) => self.worker(worker),
             Event::Note(note) => Some(Moment::Note(note.text.clone())),
+            Event::Health(health) => match health.health() {
+                HealthClass::Predict | HealthClass::Unknown => {
+                    Some(Moment::Note(format!("GPU {} on {}: {}", health.gpu, health.node, health.cause)))
+                }
+                // What follows from these is told as an incident or a change.
+                HealthClass::Unspecified
+                | HealthClass::Healthy
+                | HealthClass::Fatal
+                | HealthClass::RankDied
+                | HealthClass::Drain => None,
+            },
         }
     }
 

@@ -255,10 +255,6 @@ impl Job {
         self.record.last_epoch
     }
 
-    pub(crate) fn note(&self, ctx: &mut Ctx<'_>, text: String) {
-        ctx.notify(&self.record.name, Notice::Note(text));
-    }
-
     pub(crate) fn notify_worker(&self, ctx: &mut Ctx<'_>, key: &WorkerKey, state: &str) {
         let Some(worker) = self.workers.get(key) else {
             return;

@@ -58,7 +58,7 @@ impl Job {
     fn heard_of(&self, ctx: &Ctx<'_>, gpu: &GpuId) -> bool {
         match self.worker_on(gpu) {
             Some((_, worker)) => worker.session,
-            None => ctx.cluster.gpu(gpu).is_some_and(|(_, node, _)| node.connected),
+            None => ctx.cluster.gpu(gpu).is_some_and(|(_, node, _)| node.connected()),
         }
     }
 
@@ -188,7 +188,7 @@ impl Job {
                 Some((_, _, gpu)) if gpu.health == HealthClass::Fatal => {
                     (IncidentKind::GpuLost, gpu.cause.as_str())
                 }
-                Some((_, node, _)) if node.connected => match self.losses.get(&key.gpu) {
+                Some((_, node, _)) if node.connected() => match self.losses.get(&key.gpu) {
                     Some(loss) => (loss.sighting.kind, loss.sighting.signal.as_str()),
                     None => (IncidentKind::WorkerExited, "was gone when the daemon came back"),
                 },

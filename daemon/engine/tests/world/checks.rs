@@ -87,6 +87,7 @@ impl Checks {
                 }
             }
             Command::PersistIncident(_)
+            | Command::Announce(_)
             | Command::Fence { .. }
             | Command::Pause { .. }
             | Command::Stop { .. }

@@ -18,6 +18,10 @@ impl World {
 
     /// The agent sees a GPU's class change.
     pub fn health(&mut self, gpu: &GpuId, health: HealthClass, cause: &str) {
+        self.health_with(gpu, health, cause, health == HealthClass::Drain);
+    }
+
+    pub fn health_with(&mut self, gpu: &GpuId, health: HealthClass, cause: &str, shards_readable: bool) {
         let known = self.agents.iter_mut().find_map(|(node, gpus)| {
             let found = gpus.iter_mut().find(|found| found.gpu == *gpu)?;
             Some((node.clone(), found))
@@ -25,12 +29,13 @@ impl World {
         let Some((node, found)) = known else { return };
         found.health = health;
         found.cause = cause.to_owned();
+        found.shards_readable = shards_readable;
         let event = Event::HealthChanged {
             node: node.clone(),
             gpu: gpu.clone(),
             health,
             cause: cause.to_owned(),
-            shards_readable: health == HealthClass::Drain,
+            shards_readable,
         };
         self.report(Link::Agent(node), event);
     }

@@ -202,6 +202,7 @@ impl World {
                 memory_bytes: 1 << 30,
                 health: HealthClass::Healthy,
                 cause: String::new(),
+                shards_readable: true,
             });
             world.agents.insert(node(n), gpus.collect());
             world.at(0, Happening::AgentConnects(node(n)));
@@ -298,7 +299,7 @@ impl World {
                 self.at(wait, Happening::Planned(event));
                 return;
             }
-            Command::Notify { .. } => return,
+            Command::Notify { .. } | Command::Announce(_) => return,
             Command::Spawn { node, .. } | Command::Fence { node, .. } => Link::Agent(node.clone()),
             Command::CloseEpoch { worker, .. }
             | Command::Pause { worker, .. }

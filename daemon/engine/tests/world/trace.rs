@@ -34,6 +34,7 @@ pub fn brief(command: &Command) -> Option<String> {
             workers.values().filter(|candidate| !candidate.holding.is_empty()).count(),
             if *fresh { " fresh" } else { "" }
         ),
+        Command::Announce(text) => text.clone(),
         Command::Notify { notice, .. } => match notice {
             Notice::Phase { phase, .. } => format!("phase {phase:?}"),
             Notice::Layout { epoch, degrees, .. } => format!("layout {epoch} {degrees:?}"),
@@ -42,7 +43,7 @@ pub fn brief(command: &Command) -> Option<String> {
                 incident.kind,
                 incident.place.map(|p| p.to_string()).unwrap_or_default()
             ),
-            Notice::Step { .. } | Notice::Worker { .. } | Notice::Note(_) => return None,
+            Notice::Step { .. } | Notice::Worker { .. } => return None,
         },
     })
 }

@@ -1,0 +1,240 @@
+//! What the loop keeps of each node's agent beside the engine's view: who it is, how far its transitions were taken,
+//! what it last said of its GPUs, and what operators have asked of it.
+
+use crate::input::{Ask, Reply, Wish};
+use reknit_engine::{Refusal, Time};
+use reknit_layout::{GpuId, NodeName};
+use reknit_proto::v1;
+use std::collections::BTreeMap;
+
+/// What an agent says of itself when it opens its session.
+#[derive(Debug, Clone, Default)]
+pub struct Greeting {
+    pub instance: String,
+    pub version: String,
+    pub observability: v1::Observability,
+    pub gaps: Vec<String>,
+    /// 0: it numbers nothing.
+    pub next_sequence: u64,
+    pub gpus: Vec<(GpuId, Details)>,
+}
+
+/// What only operators look at.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Details {
+    pub evidence: String,
+    pub shards_readable: bool,
+    pub rejoin: String,
+    pub action: String,
+    pub would_be: v1::HealthClass,
+    pub risk: f64,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct Agent {
+    pub instance: String,
+    pub version: String,
+    pub observability: v1::Observability,
+    pub gaps: Vec<String>,
+    pub gpus: BTreeMap<GpuId, Details>,
+    /// From the last heartbeat, and when that came.
+    pub states: BTreeMap<GpuId, v1::GpuState>,
+    pub heard: Time,
+    /// The highest number of a transition that was taken.
+    taken: u64,
+    /// Lower numbers are history: the hello told already what came of them.
+    live_from: u64,
+}
+
+/// What a numbered transition is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Novelty {
+    /// Taken before; its acknowledgement was lost.
+    Repeated,
+    /// Not heard of, but older than the last hello, which tells what came of it.
+    History,
+    New,
+}
+
+#[derive(Debug)]
+struct Asked {
+    node: NodeName,
+    /// What was asked is done here already, whatever the agent says.
+    done: bool,
+    reply: Reply<Result<String, Refusal>>,
+}
+
+/// Every agent that was heard, and the questions under way.
+#[derive(Debug, Default)]
+pub struct Agents {
+    known: BTreeMap<NodeName, Agent>,
+    asked: BTreeMap<u64, Asked>,
+    last_request: u64,
+}
+
+impl Agents {
+    pub fn get(&self, node: &NodeName) -> Option<&Agent> {
+        self.known.get(node)
+    }
+
+    pub fn opened(&mut self, node: &NodeName, greeting: Greeting) {
+        self.give_up(node);
+        let agent = self.known.entry(node.clone()).or_default();
+        // One that has lost its memory counts from somewhere else: its numbers say nothing about those taken.
+        if greeting.next_sequence <= agent.taken {
+            agent.taken = 0;
+        }
+        agent.live_from = greeting.next_sequence;
+        agent.instance = greeting.instance;
+        agent.version = greeting.version;
+        agent.observability = greeting.observability;
+        agent.gaps = greeting.gaps;
+        agent.gpus = greeting.gpus.into_iter().collect();
+        agent.states.retain(|gpu, _| agent.gpus.contains_key(gpu));
+    }
+
+    /// Whether a transition is to be taken. Numbers grow within one agent.
+    pub fn take(&mut self, node: &NodeName, told: &v1::HealthTransition) -> Novelty {
+        let agent = self.known.entry(node.clone()).or_default();
+        if told.sequence <= agent.taken {
+            return Novelty::Repeated;
+        }
+        agent.taken = told.sequence;
+        if told.sequence < agent.live_from {
+            return Novelty::History;
+        }
+        if let Some(details) = agent.gpus.get_mut(&GpuId(told.gpu.clone())) {
+            let risk = details.risk;
+            *details = Details {
+                evidence: told.evidence.clone(),
+                shards_readable: told.shards_readable,
+                rejoin: told.rejoin.clone(),
+                action: told.action.clone(),
+                would_be: told.would_be(),
+                risk,
+            };
+        }
+        Novelty::New
+    }
+
+    pub fn heartbeat(&mut self, node: &NodeName, now: Time, beat: v1::AgentHeartbeat) {
+        let Some(agent) = self.known.get_mut(node) else {
+            return;
+        };
+        agent.heard = now;
+        agent.observability = beat.observability();
+        agent.gaps = beat.gaps;
+        let states = beat.gpus.into_iter().map(|state| (GpuId(state.uuid.clone()), state));
+        agent.states = states.filter(|(gpu, _)| agent.gpus.contains_key(gpu)).collect();
+        for (gpu, state) in &agent.states {
+            if let Some(details) = agent.gpus.get_mut(gpu) {
+                details.risk = state.risk;
+            }
+        }
+    }
+
+    /// Keeps the asker until the agent answers; returns the order to send.
+    pub fn ask(&mut self, ask: Ask, done: bool) -> v1::AgentOrder {
+        let Ask { node, wish, reply } = ask;
+        // Of askers who went away.
+        self.asked.retain(|_, asked| !asked.reply.is_closed());
+        self.last_request += 1;
+        let request = self.last_request;
+        self.asked.insert(request, Asked { node, done, reply });
+        order(request, wish)
+    }
+
+    /// The agent's answer. One that nobody waits for, or of another node's agent, is dropped.
+    pub fn answered(&mut self, node: &NodeName, answer: v1::OrderDone) {
+        let own = self.asked.get(&answer.request).is_some_and(|asked| asked.node == *node);
+        if let Some(asked) = self.asked.remove(&answer.request).filter(|_| own) {
+            let told = if answer.ok || asked.done {
+                Ok(answer.message)
+            } else {
+                Err(Refusal::FailedPrecondition(answer.message))
+            };
+            let _ = asked.reply.send(told);
+        }
+    }
+
+    /// Its session has ended: what it was asked will not be answered any more.
+    pub fn give_up(&mut self, node: &NodeName) {
+        for (_, asked) in self.asked.extract_if(.., |_, asked| asked.node == *node) {
+            let _ = asked.reply.send(if asked.done {
+                Ok(String::new())
+            } else {
+                Err(Refusal::FailedPrecondition(format!(
+                    "the session of {node}'s agent ended before it answered; whether it was done is unknown: look \
+                     with `reknit node list` and try again"
+                )))
+            });
+        }
+    }
+}
+
+fn order(request: u64, wish: Wish) -> v1::AgentOrder {
+    use v1::agent_order::Order;
+    let order = match wish {
+        Wish::Quiesce { seconds } => Order::Quiesce(v1::Quiesce { request, seconds }),
+        Wish::EndQuiesce => Order::EndQuiesce(v1::EndQuiesce { request }),
+        Wish::Probe => Order::ProbeNow(v1::ProbeNow { request }),
+        Wish::PowerLimit { gpu, limit_mw, lease_seconds } => {
+            Order::SetPowerLimit(v1::SetPowerLimit { request, gpu: gpu.0, limit_mw, lease_seconds })
+        }
+        Wish::Release { gpu } => Order::ReleaseGpu(v1::ReleaseGpu { request, gpu: gpu.0 }),
+    };
+    v1::AgentOrder { order: Some(order) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn transition(sequence: u64) -> v1::HealthTransition {
+        v1::HealthTransition { sequence, gpu: "GPU-0".to_owned(), ..v1::HealthTransition::default() }
+    }
+
+    fn greeting(next_sequence: u64) -> Greeting {
+        Greeting { next_sequence, ..Greeting::default() }
+    }
+
+    #[test]
+    fn each_transition_is_taken_once_and_one_before_the_hello_is_history() {
+        let (mut agents, node) = (Agents::default(), NodeName::from("n0"));
+        agents.opened(&node, greeting(10));
+        let taken = [8, 9, 9, 10, 10, 11].map(|number| agents.take(&node, &transition(number)));
+        use Novelty::{History, New, Repeated};
+        assert_eq!(taken, [History, History, Repeated, New, Repeated, New]);
+        // The same agent again: its acknowledgements were lost.
+        agents.opened(&node, greeting(13));
+        let taken = [10, 11, 12, 13].map(|number| agents.take(&node, &transition(number)));
+        assert_eq!(taken, [Repeated, Repeated, History, New]);
+        // It lost its state folder, and its clock is behind.
+        agents.opened(&node, greeting(5));
+        assert_eq!(agents.take(&node, &transition(5)), New);
+    }
+
+    #[test]
+    fn an_answer_goes_to_who_asked_and_only_from_the_node_that_was_asked() {
+        let mut agents = Agents::default();
+        let (node, other) = (NodeName::from("n0"), NodeName::from("n1"));
+        let mut ask = |wish, done| {
+            let (reply, answer) = tokio::sync::oneshot::channel();
+            (agents.ask(Ask { node: node.clone(), wish, reply }, done), answer)
+        };
+        let (_, mut first) = ask(Wish::Probe, false);
+        let (order, mut second) = ask(Wish::EndQuiesce, false);
+        let (_, mut third) = ask(Wish::Release { gpu: GpuId::from("GPU-0") }, true);
+        let Some(v1::agent_order::Order::EndQuiesce(end)) = order.order else { panic!("{order:?}") };
+        let answer =
+            v1::OrderDone { request: end.request, ok: false, message: "it is not quiesced".to_owned() };
+        agents.answered(&node, answer);
+        let refused = second.try_recv().unwrap().unwrap_err();
+        assert_eq!(refused.to_string(), "it is not quiesced");
+        agents.give_up(&other);
+        assert!(first.try_recv().is_err(), "still under way");
+        agents.give_up(&node);
+        assert!(first.try_recv().unwrap().unwrap_err().to_string().contains("is unknown"));
+        assert_eq!(third.try_recv().unwrap(), Ok(String::new()));
+    }
+}
