@@ -159,7 +159,9 @@ impl Agents {
 
     /// Its session has ended: what it was asked will not be answered any more.
     pub fn give_up(&mut self, node: &NodeName) {
-        for (_, asked) in self.asked.extract_if(.., |_, asked| asked.node == *node) {
+        let (ended, others) = std::mem::take(&mut self.asked).into_iter().partition(|(_, a)| a.node == *node);
+        self.asked = others;
+        for (_, asked) in BTreeMap::into_iter(ended) {
             let _ = asked.reply.send(if asked.done {
                 Ok(String::new())
             } else {
