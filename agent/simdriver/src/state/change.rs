@@ -78,7 +78,12 @@ fn assign<T: Clone + Serialize + DeserializeOwned>(
     assignments.iter().try_fold(to.clone(), |before, text| {
         let not_one = || StateError::NotAnAssignment { text: text.to_owned() };
         let (key, value) = text.split_once('=').ok_or_else(not_one)?;
-        with(&before, whose, fixed, key, value)
+        let word = with(&before, whose, fixed, key, Value::String(value.to_owned()));
+        match serde_json::from_str(value) {
+            // What reads as a number can be meant as a word: a serial number, a version.
+            Ok(new) => with(&before, whose, fixed, key, new).or_else(|reason| word.map_err(|_| reason)),
+            Err(_) => word,
+        }
     })
 }
 
@@ -87,16 +92,19 @@ fn with<T: Serialize + DeserializeOwned>(
     whose: &'static str,
     fixed: &[&str],
     key: &str,
-    value: &str,
+    new: Value,
 ) -> Result<T, StateError> {
+    let value = new.to_string();
     let bad_value = |reason: serde_json::Error| StateError::BadValue {
         key: key.to_owned(),
-        value: value.to_owned(),
+        value,
         reason: reason.to_string(),
     };
-    let mut fields: Map<String, Value> =
-        serde_json::to_value(before).and_then(serde_json::from_value).map_err(bad_value)?;
-    let new = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+    let mut fields = match serde_json::to_value(before) {
+        Ok(Value::Object(fields)) => fields,
+        Ok(_) => Map::new(),
+        Err(reason) => return Err(bad_value(reason)),
+    };
     let short = FABRIC_KEYS.iter().find(|(name, _)| *name == key);
     if let (Some((_, inner)), Some(fabric)) = (short, fields.get_mut("fabric")) {
         if fabric.is_null() {
@@ -106,8 +114,8 @@ fn with<T: Serialize + DeserializeOwned>(
     } else if fields.contains_key(key) && !fixed.contains(&key) {
         fields.insert(key.to_owned(), new);
     } else {
-        let known: Vec<&str> =
-            fields.keys().map(String::as_str).filter(|name| !fixed.contains(name)).collect();
+        let known = fields.keys().map(String::as_str).filter(|name| !fixed.contains(name));
+        let known: Vec<&str> = known.collect();
         return Err(StateError::UnknownKey { key: key.to_owned(), whose, known: known.join(", ") });
     }
     serde_json::from_value(Value::Object(fields)).map_err(bad_value)
