@@ -4,6 +4,8 @@ mod agent;
 mod config;
 mod convert;
 mod files;
+#[allow(dead_code, reason = "the agent does not start it yet")]
+mod kernel_log;
 mod outbox;
 mod policy;
 mod probe;
