@@ -28,7 +28,7 @@ struct Loaded {
 }
 
 /// Tells one content of the file from the next.
-#[derive(PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Stamp {
     inode: u64,
     seconds: i64,
@@ -232,4 +232,24 @@ pub(crate) fn forced(gpu: &Gpu, call: &str) -> Option<Code> {
 
 pub(crate) fn lost(gpu: &Gpu) -> Option<Code> {
     gpu.lost.then_some(Code::GPU_IS_LOST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn each_content_of_the_file_has_its_own_stamp() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state.json");
+        let state = State::healthy("a", 1);
+        let stamps: HashSet<Stamp> = (0..200)
+            .map(|_| {
+                state.save(&path).unwrap();
+                Stamp::of(&path).unwrap()
+            })
+            .collect();
+        assert_eq!(stamps.len(), 200);
+    }
 }

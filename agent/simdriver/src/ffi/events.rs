@@ -2,6 +2,7 @@
 
 use super::{answer, device_calls, put};
 use crate::abi::{Code, EventData};
+use crate::driver;
 use crate::event_set::EventSet;
 use crate::state::EVENT_BITS;
 use std::ffi::{c_uint, c_ulonglong};
@@ -35,6 +36,8 @@ extern "C" fn nvmlEventSetFree(set: *mut EventSet) -> c_uint {
     if set.is_null() {
         return Code::INVALID_ARGUMENT.0;
     }
+    // A driver that hangs holds this call too; a set can be freed though the driver is gone.
+    let _ = driver::state();
     // SAFETY: a set from `nvmlEventSetCreate`; the client frees it once and uses it no more.
     drop(unsafe { Box::from_raw(set) });
     Code::SUCCESS.0

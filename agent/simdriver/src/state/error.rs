@@ -20,6 +20,8 @@ pub enum StateError {
     NotAnAssignment { text: String },
     #[error("`{value}` is no value for `{key}`: {reason}")]
     BadValue { key: String, value: String, reason: String },
+    #[error("{path}: GPU {gpu} has no uuid")]
+    NoUuid { path: PathBuf, gpu: usize },
     #[error("GPU `{gpu}`: `{pci_bus_id}` is no PCI address, such as 00000000:3B:00.0")]
     BadAddress { gpu: String, pci_bus_id: String },
 }

@@ -7,6 +7,7 @@ mod gpu;
 mod setter_call;
 mod values;
 
+pub use crate::calls::{AnyCall, Call};
 pub use change::Target;
 pub use error::StateError;
 pub use event::{Event, EventKind};
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
+use std::time::SystemTime;
 
 /// The environment variable that names the control file.
 pub const STATE_VARIABLE: &str = "REKNIT_SIMDRIVER_STATE";
@@ -74,7 +76,10 @@ impl State {
         })?;
         let state: Self = serde_json::from_slice(&text)
             .map_err(|source| StateError::Content { path: path.to_owned(), source })?;
-        for gpu in &state.gpus {
+        for (place, gpu) in state.gpus.iter().enumerate() {
+            if gpu.uuid.is_empty() {
+                return Err(StateError::NoUuid { path: path.to_owned(), gpu: place });
+            }
             gpu.bus_numbers()?;
         }
         Ok(state)
@@ -92,6 +97,8 @@ impl State {
         text.push(b'\n');
         let mut file = tempfile::NamedTempFile::new_in(folder(path)).map_err(failed)?;
         file.write_all(&text).map_err(failed)?;
+        // The kernel's own stamp is coarse and inodes come back: two contents could look like one.
+        file.as_file().set_modified(SystemTime::now()).map_err(failed)?;
         file.persist(path).map_err(|e| failed(e.error))?;
         Ok(())
     }

@@ -63,7 +63,7 @@ pub struct Throttle(pub u64);
 
 /// A reason with its name here, its name in the header and its bit of `nvmlClocksEventReasons`.
 pub(crate) struct Reason {
-    name: &'static str,
+    pub(super) name: &'static str,
     pub(crate) c_name: &'static str,
     pub(crate) bits: u64,
 }
