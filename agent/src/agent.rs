@@ -1,14 +1,15 @@
 //! The agent's one loop: everything that happens comes here, and every decision is taken here.
 
+use crate::clock::Clock;
 use crate::config::Config;
 use crate::convert;
 use crate::files;
+use crate::health::{Boot, Memory, Tracker, Transition, Verdict, XidSeen};
 use crate::outbox::Outbox;
-use crate::policy::Policy;
+use crate::policy::Policies;
 use crate::probe::protocol::{GpuIdentity, ProbeLine};
 use crate::probe_keeper::{KeeperOrder, ProbeKeeper, ProbeNews};
 use crate::session::{self, SessionNews};
-use crate::tracker::{Tracker, Transition, Verdict};
 use crate::workers::{Exit, Spawn, WorkerId, Workers};
 use reknit_layout::GpuId;
 use reknit_proto::v1;
@@ -18,7 +19,7 @@ use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc};
@@ -43,7 +44,7 @@ pub(crate) enum AgentError {
     )]
     Library { path: PathBuf, why: String },
     #[error(transparent)]
-    Policy(#[from] crate::policy::PolicyError),
+    Policy(#[from] crate::policy::PolicyFileError),
     #[error("cannot look after workers: {0}")]
     Workers(std::io::Error),
     #[error("cannot listen for signals: {0}")]
@@ -52,6 +53,7 @@ pub(crate) enum AgentError {
 
 struct Agent {
     config: Config,
+    clock: Clock,
     tracker: Tracker,
     gpus: BTreeMap<GpuId, GpuIdentity>,
     workers: Workers,
@@ -74,7 +76,12 @@ pub(crate) async fn run(config: Config) -> Result<(), AgentError> {
         Workers::adopt(config.worker.clone(), &config.state_dir, exits_in).map_err(AgentError::Workers)?;
     let (probe_orders, probe_orders_out) = mpsc::channel(QUEUED_NEWS);
     let mut agent = Agent {
-        tracker: Tracker::new(Policy::built_in()?),
+        tracker: Tracker::new(
+            Policies::built_in().map_err(crate::policy::PolicyFileError::from)?,
+            boot(),
+            Memory::default(),
+        ),
+        clock: Clock::start(),
         gpus: BTreeMap::new(),
         workers,
         outbox: Outbox::new(first_sequence()),
@@ -107,6 +114,15 @@ pub(crate) async fn run(config: Config) -> Result<(), AgentError> {
     }
     agent.stop(&mut exits).await;
     Ok(())
+}
+
+/// This boot of the node.
+fn boot() -> Boot {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let uptime = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
+    let uptime = uptime.split_ascii_whitespace().next().and_then(|seconds| seconds.parse().ok());
+    let uptime = Duration::try_from_secs_f64(uptime.unwrap_or(0.0)).unwrap_or_default();
+    Boot { id: id.trim().to_owned(), at: Clock::start().now().before(uptime) }
 }
 
 /// Later than any number of an earlier start of this agent, as long as it sent less than one transition a
@@ -162,7 +178,7 @@ impl Agent {
     }
 
     fn probe_news(&mut self, news: ProbeNews) {
-        let now = Instant::now();
+        let now = self.clock.now();
         match news {
             ProbeNews::Line(ProbeLine::Ready { gpus, silent, driver: _ }) => self.gpus_found(gpus, &silent),
             ProbeNews::Line(ProbeLine::Reading { gpu, reading }) => {
@@ -170,12 +186,12 @@ impl Agent {
                 self.report_health(transition);
             }
             ProbeNews::Line(ProbeLine::Xid { gpu, xid }) => {
-                let transition = self.tracker.xid(now, &gpu, xid);
+                let transition = self.tracker.xid(now, &gpu, &XidSeen { number: xid, log: None });
                 self.report_health(transition);
                 info!(%gpu, xid, "XID");
             }
             ProbeNews::Line(ProbeLine::Tick { busy }) => {
-                let (transitions, blind) = self.tracker.hung(&busy);
+                let (transitions, blind) = self.tracker.hung(now, &busy);
                 self.report_health(transitions);
                 if blind && !self.replacing_probe {
                     self.replacing_probe = true;
@@ -190,7 +206,7 @@ impl Agent {
             ProbeNews::Quiesced { confirmed: _ } => {}
             ProbeNews::Ended { why, library: _ } => {
                 self.replacing_probe = false;
-                let transitions = self.tracker.blind(&format!("the node is blind: {why}"));
+                let transitions = self.tracker.blind(now, &format!("the node is blind: {why}"));
                 self.report_health(transitions);
             }
         }
@@ -207,8 +223,8 @@ impl Agent {
         for gone in self.gpus.keys().filter(|gpu| !found.contains_key(gpu)) {
             self.tracker.forget(gone);
         }
-        for gpu in found.keys() {
-            self.tracker.watch(gpu, !silent.contains(gpu));
+        for gpu in found.values() {
+            self.tracker.watch(gpu, !silent.contains(&gpu.uuid));
         }
         self.gpus = found;
         self.save_gpus();
@@ -221,7 +237,8 @@ impl Agent {
         for transition in transitions {
             let sequence = self.outbox.push(transition.clone());
             self.send(convert::transition(sequence, &transition));
-            let Verdict { class, cause, evidence, action: _ } = &transition.verdict;
+            let Verdict { class, cause, evidence, rejoin: _, action: _, shards_readable: _ } =
+                &transition.verdict;
             info!(gpu = %transition.gpu, ?class, cause, evidence, sequence, "GPU health");
         }
     }
@@ -251,7 +268,7 @@ impl Agent {
     /// The hello, then all that the daemon may have missed.
     fn greet(&mut self) {
         let gpus = self.gpus.values().filter_map(|gpu| {
-            let verdict = self.tracker.health(&gpu.uuid)?;
+            let verdict = self.tracker.verdict(&gpu.uuid)?;
             Some(convert::gpu(gpu, verdict))
         });
         let workers = self

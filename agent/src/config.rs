@@ -1,5 +1,6 @@
 //! The command line and what follows from it.
 
+use crate::policy::command::PolicyArguments;
 use crate::probe::ProbeArguments;
 use crate::workers::{LogTo, WorkerSpec};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -26,6 +27,8 @@ pub(crate) enum Command {
     /// The process that loads NVML; the agent starts it.
     #[command(hide = true)]
     Probe(ProbeArguments),
+    /// Check a policy file, or explain what would happen.
+    Policy(PolicyArguments),
 }
 
 #[derive(Debug, Args)]

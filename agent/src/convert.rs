@@ -1,8 +1,8 @@
 //! Between the agent's own words and the wire's.
 
-use crate::policy::HealthClass;
+use crate::health::{Transition, Verdict};
+use crate::policy::Class;
 use crate::probe::protocol::GpuIdentity;
-use crate::tracker::{Transition, Verdict};
 use crate::workers::{Exit, WorkerId};
 use reknit_layout::{GpuId, Incarnation, WorkerKey};
 use reknit_proto::v1;
@@ -12,14 +12,14 @@ pub(crate) fn report(report: Report) -> v1::AgentReport {
     v1::AgentReport { report: Some(report) }
 }
 
-pub(crate) fn health_class(class: HealthClass) -> v1::HealthClass {
+pub(crate) fn health_class(class: Class) -> v1::HealthClass {
     match class {
-        HealthClass::Healthy => v1::HealthClass::Healthy,
-        HealthClass::Predict => v1::HealthClass::Predict,
-        HealthClass::RankDied => v1::HealthClass::RankDied,
-        HealthClass::Unknown => v1::HealthClass::Unknown,
-        HealthClass::Drain => v1::HealthClass::Drain,
-        HealthClass::Fatal => v1::HealthClass::Fatal,
+        Class::Healthy | Class::Ignore => v1::HealthClass::Healthy,
+        Class::Predict => v1::HealthClass::Predict,
+        Class::RankDied => v1::HealthClass::RankDied,
+        Class::Unknown => v1::HealthClass::Unknown,
+        Class::Drain => v1::HealthClass::Drain,
+        Class::Fatal => v1::HealthClass::Fatal,
     }
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn transition(sequence: u64, transition: &Transition) -> v1::AgentRep
         health: health_class(verdict.class).into(),
         cause: verdict.cause.clone(),
         evidence: verdict.evidence.clone(),
-        shards_readable: verdict.class.shards_readable(),
+        shards_readable: verdict.shards_readable,
         action: verdict.action.clone(),
         rejoin: String::new(),
         at_ms: 0,

@@ -1,28 +1,30 @@
 //! `reknit-agent`: one per node. Watches the GPUs through NVML, runs the workers, and tells the daemon.
 
 mod agent;
+mod clock;
 mod config;
 mod convert;
 mod files;
 #[allow(dead_code, reason = "the agent does not start it yet")]
 mod kernel_log;
+mod health;
 mod outbox;
 mod policy;
 mod probe;
 mod probe_keeper;
 mod session;
-mod tracker;
 mod workers;
 
 use agent::AgentError;
 use clap::Parser;
 use config::{Arguments, Command, LogFormat, RunArguments};
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
 // From sysexits.h.
 const EX_USAGE: u8 = 64;
+const EX_DATAERR: u8 = 65;
 const EX_UNAVAILABLE: u8 = 69;
 const EX_SOFTWARE: u8 = 70;
 const EX_OSERR: u8 = 71;
@@ -41,6 +43,16 @@ fn main() -> ExitCode {
             start_logging(arguments.log);
             probe::run(&arguments)
         }
+        (Some(Command::Policy(arguments)), _) => match policy::command::run(arguments) {
+            Ok(text) => {
+                let _reader_went_away = io::stdout().lock().write_all(text.as_bytes());
+                ExitCode::SUCCESS
+            }
+            Err(e) => {
+                eprintln!("reknit-agent: {e}");
+                ExitCode::from(EX_DATAERR)
+            }
+        },
         (None, Some(arguments)) => run(arguments),
         (None, None) => {
             eprintln!("reknit-agent: give --daemon and --node; --help tells more");

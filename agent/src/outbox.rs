@@ -1,6 +1,6 @@
 //! Transitions that the daemon has not acknowledged. Pure.
 
-use crate::tracker::Transition;
+use crate::health::Transition;
 use std::collections::VecDeque;
 
 /// More would mean a daemon that was away for days; the newest matter most.

@@ -19,7 +19,7 @@ pub mod power;
 mod seating;
 mod stages;
 mod table;
-mod toml_file;
+pub mod toml_file;
 pub mod topology;
 pub mod units;
 

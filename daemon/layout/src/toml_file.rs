@@ -29,7 +29,7 @@ pub(crate) fn require(holds: bool, key: &str, problem: impl FnOnce() -> String) 
 
 impl FileError {
     /// With the line of the value that the file's text may not have.
-    pub(crate) fn of(text: &str, file: &str, invalid: &Invalid) -> Self {
+    pub fn of(text: &str, file: &str, invalid: &Invalid) -> Self {
         let line = span_of(text, &invalid.key).map(|span| line_of(text, span.start));
         Self::on_line(file, line, &invalid.to_string())
     }
@@ -45,7 +45,7 @@ impl FileError {
 }
 
 /// Parses the text of a file. `file` is only its name in errors.
-pub(crate) fn parse<T: DeserializeOwned>(text: &str, file: &str) -> Result<T, FileError> {
+pub fn parse<T: DeserializeOwned>(text: &str, file: &str) -> Result<T, FileError> {
     toml::from_str(text).map_err(|found| {
         let key = found.span().and_then(|span| key_at(text, &span).or_else(|| near(text, &span)));
         let line = found.span().map(|span| line_of(text, span.start));
@@ -58,7 +58,7 @@ fn line_of(text: &str, at: usize) -> usize {
 }
 
 /// The parser's words on one line, with the key and in the language of our files.
-fn describe(message: &str, key: Option<&str>) -> String {
+pub fn describe(message: &str, key: Option<&str>) -> String {
     let words = message.split_whitespace().collect::<Vec<_>>().join(" ");
     let words = [
         ("expected u32", "allowed are whole numbers from 0 to 4294967295"),

@@ -1,0 +1,216 @@
+//! XID errors: told twice, by NVML and by the kernel log; some mean more together, or when they come again.
+
+use super::fault::{By, Fault, rejoin_words};
+use super::gpu::GpuHealth;
+use super::{Verdict, XidSeen};
+use crate::clock::Millis;
+use crate::policy::{Class, XidRow};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// The same XID of the same GPU within this time is the same error: NVML and the kernel log both tell it, and
+/// some come as a burst of lines.
+const SAME: Duration = Duration::from_secs(2);
+
+/// Which XIDs were seen when.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct XidHistory {
+    /// The latest of those that are still told twice.
+    recent: BTreeMap<u64, Millis>,
+    /// Of those whose row counts them.
+    times: BTreeMap<u64, VecDeque<Millis>>,
+}
+
+impl XidHistory {
+    /// True when it is another telling of one that was seen.
+    fn told_before(&mut self, now: Millis, number: u64) -> bool {
+        self.recent.retain(|_, at| now.since(*at) < SAME);
+        match self.recent.entry(number) {
+            std::collections::btree_map::Entry::Occupied(_) => true,
+            std::collections::btree_map::Entry::Vacant(new) => {
+                new.insert(now);
+                false
+            }
+        }
+    }
+
+    /// Counts one more, and says whether they are as many as the row asks for.
+    fn repeats(&mut self, now: Millis, number: u64, row: &XidRow) -> bool {
+        let Some(repeat) = &row.repeat else {
+            return false;
+        };
+        let times = self.times.entry(number).or_default();
+        times.push_back(now);
+        let count = repeat.count as usize;
+        while times.len() > count || times.front().is_some_and(|at| now.since(*at) > repeat.within.0) {
+            times.pop_front();
+        }
+        times.len() >= count
+    }
+}
+
+impl GpuHealth {
+    pub(super) fn xid(&mut self, now: Millis, seen: &XidSeen<'_>) {
+        let policy = self.policy.clone();
+        let number = seen.number;
+        let row = policy.xid(number);
+        let word = seen.log.and_then(|log| row.log.iter().find(|word| has_word(log, &word.word)));
+        let by = By::Xid(number);
+        if self.durable.xids.told_before(now, number) {
+            self.told_again(now, row, number, word.map(|word| word.class), seen.log);
+            return;
+        }
+        let repeats = self.durable.xids.repeats(now, number, row);
+        self.add_risk(now, &format!("XID {number}: {}", row.cause), row.risk);
+        if !repeats && self.belongs_to_another(now, number) {
+            return;
+        }
+        let mut class = word.map_or(row.class, |word| word.class);
+        let mut action = &row.action;
+        if let Some(repeat) = row.repeat.as_ref().filter(|_| repeats) {
+            class = worse(class, repeat.class);
+            action = &repeat.action;
+        }
+        let verdict = Verdict {
+            class,
+            cause: format!("XID {number}: {}", row.cause),
+            evidence: evidence(number, seen.log),
+            rejoin: rejoin_words(row.rejoin(class), class, &self.hold_words(now)),
+            action: action.clone(),
+            shards_readable: class.shards_readable(),
+        };
+        if class == Class::Ignore {
+            self.ignored = Some(verdict);
+            return;
+        }
+        let settle = row.settle.map_or(Duration::ZERO, |settle| settle.0);
+        let away = self.away;
+        match self.fault(&by) {
+            Some(fault) => {
+                fault.last_seen = now;
+                fault.reset = away;
+                if class.severity() >= fault.verdict.class.severity() {
+                    fault.verdict = verdict;
+                    fault.rejoin = row.rejoin(class);
+                }
+            }
+            None => self.add(Fault {
+                by,
+                verdict,
+                rejoin: row.rejoin(class),
+                began: now,
+                last_seen: now,
+                settle,
+                holds: false,
+                // The GPU may be read as gone before its last words arrive.
+                reset: away,
+            }),
+        }
+        self.turn_by_state(now);
+    }
+
+    /// The log's line may bring the word that NVML's event lacks, and a burst a worse one.
+    fn told_again(&mut self, now: Millis, row: &XidRow, number: u64, word: Option<Class>, log: Option<&str>) {
+        let hold = self.hold_words(now);
+        let Some(fault) = self.fault(&By::Xid(number)) else {
+            return;
+        };
+        let told_by_number = fault.verdict.evidence == evidence(number, None);
+        if log.is_some() && told_by_number {
+            fault.verdict.evidence = evidence(number, log);
+        }
+        match word {
+            Some(Class::Ignore) if told_by_number => {
+                let ignored = Verdict { class: Class::Ignore, ..fault.verdict.clone() };
+                self.durable.faults.retain(|fault| fault.by != By::Xid(number));
+                self.ignored = Some(ignored);
+            }
+            Some(class) if class.severity() > fault.verdict.class.severity() => {
+                fault.turn(class, row.rejoin(class), &hold);
+            }
+            Some(_) | None => {}
+        }
+    }
+
+    /// Whether an earlier XID waits for this one, and says what both mean.
+    fn belongs_to_another(&mut self, now: Millis, number: u64) -> bool {
+        let policy = self.policy.clone();
+        let hold = self.hold_words(now);
+        for fault in &mut self.durable.faults {
+            let By::Xid(first) = fault.by else {
+                continue;
+            };
+            let then = policy.xid(first).then.iter().find(|then| then.xid.contains(&number));
+            if let Some(then) = then.filter(|_| now.since(fault.began) <= fault.settle) {
+                fault.turn(then.class, then.rejoin, &hold);
+                fault.last_seen = now;
+                fault.verdict.cause.push_str(&format!(", then XID {number}: {}", policy.xid(number).cause));
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Makes XIDs worse that mean more when the driver asks for recovery, or when a link is down.
+    pub(super) fn turn_by_state(&mut self, now: Millis) {
+        let policy = self.policy.clone();
+        let hold = self.hold_words(now);
+        let (asks, down) = (self.asks_recovery(), self.link_is_down());
+        if !asks && !down {
+            return;
+        }
+        for fault in &mut self.durable.faults {
+            let By::Xid(number) = fault.by else {
+                continue;
+            };
+            let row = policy.xid(number);
+            let classes = [row.with_recovery_action.filter(|_| asks), row.with_link_down.filter(|_| down)];
+            for class in classes.into_iter().flatten() {
+                if class.severity() > fault.verdict.class.severity() {
+                    fault.turn(class, row.rejoin(class), &hold);
+                    let why = if asks { "the driver asks for recovery" } else { "an NVLink is down" };
+                    fault.verdict.evidence.push_str(&format!("; {why}"));
+                }
+            }
+        }
+    }
+}
+
+fn worse(a: Class, b: Class) -> Class {
+    if b.severity() > a.severity() { b } else { a }
+}
+
+fn evidence(number: u64, log: Option<&str>) -> String {
+    match log {
+        Some(log) => format!("kernel log: Xid {number}, {log}"),
+        None => format!("XID {number}"),
+    }
+}
+
+/// Whether `word` stands in `text` by itself, in whatever case: `Fatal` is not in `Nonfatal` nor in `Non-fatal`;
+/// `LINK_DOWN` is in `NETIR_LINK_DOWN`.
+fn has_word(text: &str, word: &str) -> bool {
+    let (text, word) = (text.to_ascii_lowercase(), word.to_ascii_lowercase());
+    let joins = |c: char| c.is_alphanumeric() || c == '-';
+    text.match_indices(&word).any(|(at, _)| {
+        let before = text[..at].chars().next_back();
+        let after = text[at + word.len()..].chars().next();
+        !before.is_some_and(joins) && !after.is_some_and(joins)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_stand_by_themselves() {
+        assert!(has_word("RLW_CTRL Fatal XC0 i0 Link 04", "Fatal"));
+        assert!(has_word("RLW_CTRL, FATAL", "Fatal"));
+        assert!(!has_word("RLW_CTRL Nonfatal XC0 i0 Link 04", "Fatal"));
+        assert!(!has_word("RLW_CTRL Non-Fatal XC0", "Fatal"));
+        assert!(has_word("NETIR_LINK_DOWN Link 08", "LINK_DOWN"));
+        assert!(!has_word("", "Fatal"));
+    }
+}
