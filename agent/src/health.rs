@@ -72,14 +72,3 @@ pub(crate) struct XidSeen<'a> {
     /// The rest of its line in the kernel log.
     pub(crate) log: Option<&'a str>,
 }
-
-/// How a GPU is at the moment, beside its verdict.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Status {
-    /// When it last answered.
-    pub(crate) read_at: Option<Millis>,
-    pub(crate) temperature: Option<u32>,
-    pub(crate) power_mw: Option<u32>,
-    pub(crate) power_limit_mw: Option<u32>,
-    pub(crate) risk: f64,
-}

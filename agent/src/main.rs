@@ -5,9 +5,9 @@ mod clock;
 mod config;
 mod convert;
 mod files;
+mod health;
 #[allow(dead_code, reason = "the agent does not start it yet")]
 mod kernel_log;
-mod health;
 mod outbox;
 mod policy;
 mod probe;

@@ -6,7 +6,7 @@ use super::hysteresis::Watch;
 use super::risk::RiskScore;
 use super::signals::{self, Seen};
 use super::xids::XidHistory;
-use super::{Status, Transition, Verdict};
+use super::{Transition, Verdict};
 use crate::clock::Millis;
 use crate::policy::{Class, Policy, Rejoin, Rule};
 use crate::probe::protocol::{FastSet, Reading, SlowSet};
@@ -103,15 +103,8 @@ impl GpuHealth {
         &self.reported
     }
 
-    pub(super) fn status(&self, now: Millis) -> Status {
-        let fast = self.fast.as_ref();
-        Status {
-            read_at: fast.map(|(at, _)| *at),
-            temperature: fast.and_then(|(_, fast)| fast.temperature),
-            power_mw: fast.and_then(|(_, fast)| fast.power_mw),
-            power_limit_mw: self.slow.as_ref().and_then(|(_, slow)| slow.power_limit_mw),
-            risk: self.durable.risk.total(now, self.policy.risk.half_life()),
-        }
+    pub(super) fn risk(&self, now: Millis) -> f64 {
+        self.durable.risk.total(now, self.policy.risk.half_life())
     }
 
     /// The links that are active now, if it is known.

@@ -2,7 +2,7 @@
 
 use super::gpu::{Durable, GpuHealth};
 use super::signals::Seen;
-use super::{Status, Transition, Verdict, XidSeen};
+use super::{Transition, Verdict, XidSeen};
 use crate::clock::Millis;
 use crate::policy::{Policies, Signal};
 use crate::probe::protocol::{Busy, GpuIdentity, Reading};
@@ -103,8 +103,9 @@ impl Tracker {
         self.gpus.get(gpu).is_none_or(|tracked| tracked.health.policy.enforce)
     }
 
-    pub(crate) fn status(&self, now: Millis, gpu: &GpuId) -> Status {
-        self.gpus.get(gpu).map(|tracked| tracked.health.status(now)).unwrap_or_default()
+    /// In points: `risk.drain_at` of them take the GPU out.
+    pub(crate) fn risk(&self, now: Millis, gpu: &GpuId) -> f64 {
+        self.gpus.get(gpu).map_or(0.0, |tracked| tracked.health.risk(now))
     }
 
     pub(crate) fn reading(&mut self, now: Millis, gpu: &GpuId, reading: &Reading) -> Option<Transition> {
