@@ -67,16 +67,24 @@ pub(crate) fn run(arguments: &ProbeArguments) -> ExitCode {
             end();
         }
     };
-    supervisor.say(&ProbeLine::Ready {
+    let ready = ProbeLine::Ready {
         driver: nvml.sys_driver_version().unwrap_or_default(),
         gpus: found.iter().map(|found| found.gpu.clone()).collect(),
         silent: found.iter().filter(|f| !f.answers).map(|f| f.gpu.uuid.clone()).collect(),
-    });
+    };
+    let (mut watched, mut to_start) = (Vec::new(), Vec::new());
+    for found in found {
+        let (watch, queue) = Watch::new(nvml, found.gpu, supervisor.clone());
+        watched.push(watch.clone());
+        to_start.push((watch, queue, found.events));
+    }
+    // Orders are taken from `Ready` on, and readings follow it.
+    let watches = watches.get_or_init(|| watched);
+    supervisor.say(&ready);
     let interval = Duration::from_millis(arguments.interval_ms);
-    let watches = watches.get_or_init(|| {
-        let found = found.into_iter();
-        found.map(|found| Watch::start(nvml, found.gpu, found.events, interval, supervisor.clone())).collect()
-    });
+    for (watch, queue, events) in to_start {
+        watch.start(queue, events, interval);
+    }
     loop {
         let busy = watches.iter().filter_map(|watch| watch.busy()).collect();
         supervisor.say(&ProbeLine::Tick { busy });

@@ -51,23 +51,29 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Starts both threads.
-    pub(super) fn start(
+    /// A watch that takes errands, and the queue to start it with.
+    pub(super) fn new(
         nvml: &'static Nvml,
         gpu: GpuIdentity,
-        events: Option<Events>,
-        interval: Duration,
         supervisor: Arc<Supervisor>,
-    ) -> Arc<Self> {
+    ) -> (Arc<Self>, Receiver<Errand>) {
         let (errands, queue) = sync_channel(QUEUED_ERRANDS);
         let (sampler_calls, listener_calls) = (Calls::default(), Calls::default());
         let read_asked = AtomicBool::new(false);
-        let watch =
-            Arc::new(Self { nvml, gpu, supervisor, errands, read_asked, sampler_calls, listener_calls });
-        let (sampler, listener) = (watch.clone(), watch.clone());
+        let watch = Self { nvml, gpu, supervisor, errands, read_asked, sampler_calls, listener_calls };
+        (Arc::new(watch), queue)
+    }
+
+    /// Starts both threads.
+    pub(super) fn start(
+        self: &Arc<Self>,
+        queue: Receiver<Errand>,
+        events: Option<Events>,
+        interval: Duration,
+    ) {
+        let (sampler, listener) = (self.clone(), self.clone());
         thread::spawn(move || sampler.sample(interval, &queue));
         thread::spawn(move || listener.listen(events));
-        watch
     }
 
     pub(super) const fn gpu(&self) -> &GpuIdentity {
