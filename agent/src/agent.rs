@@ -1,15 +1,20 @@
 //! The agent's one loop: everything that happens comes here, and every decision is taken here.
 
-use crate::clock::Clock;
+mod orders;
+
+use crate::clock::{Clock, Millis};
 use crate::config::Config;
 use crate::convert;
 use crate::files;
 use crate::health::{Boot, Memory, Tracker, Transition, Verdict, XidSeen};
-use crate::outbox::Outbox;
 use crate::policy::Policies;
+use crate::power::Leases;
 use crate::probe::protocol::{GpuIdentity, ProbeLine};
 use crate::probe_keeper::{KeeperOrder, ProbeKeeper, ProbeNews};
+use crate::requests::Requests;
 use crate::session::{self, SessionNews};
+use crate::sight::Sight;
+use crate::spool::Spool;
 use crate::workers::{Exit, Spawn, WorkerId, Workers};
 use reknit_layout::GpuId;
 use reknit_proto::v1;
@@ -19,12 +24,18 @@ use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{error, info, warn};
+
+/// In the state folder.
+const GPUS: &str = "gpus.json";
+const MEMORY: &str = "health.json";
+const POWER: &str = "power.json";
+const TRANSITIONS: &str = "transitions.jsonl";
 
 /// News waiting for the loop. Whoever fills it waits.
 const QUEUED_NEWS: usize = 256;
@@ -54,10 +65,18 @@ pub(crate) enum AgentError {
 struct Agent {
     config: Config,
     clock: Clock,
+    boot: Boot,
+    /// Random, of this start.
+    instance: String,
     tracker: Tracker,
+    /// As last written down.
+    memory: Memory,
+    sight: Sight,
     gpus: BTreeMap<GpuId, GpuIdentity>,
     workers: Workers,
-    outbox: Outbox,
+    spool: Spool<Transition>,
+    power: Leases,
+    requests: Requests,
     /// The open session, from its hello on.
     link: Option<mpsc::Sender<v1::AgentReport>>,
     heartbeats: u64,
@@ -75,16 +94,24 @@ pub(crate) async fn run(config: Config) -> Result<(), AgentError> {
     let workers =
         Workers::adopt(config.worker.clone(), &config.state_dir, exits_in).map_err(AgentError::Workers)?;
     let (probe_orders, probe_orders_out) = mpsc::channel(QUEUED_NEWS);
+    let clock = Clock::start();
+    let (boot, folder) = (boot(clock.now()), config.state_dir.clone());
+    let memory: Memory = files::load_json(&folder.join(MEMORY)).unwrap_or_default();
+    let policies = Policies::built_in().map_err(crate::policy::PolicyFileError::from)?;
     let mut agent = Agent {
-        tracker: Tracker::new(
-            Policies::built_in().map_err(crate::policy::PolicyFileError::from)?,
-            boot(),
-            Memory::default(),
-        ),
-        clock: Clock::start(),
+        tracker: Tracker::new(policies, boot.clone(), memory.clone()),
+        memory,
+        boot,
+        instance: files::unique().map_err(AgentError::Workers)?,
+        // Later than any number of an earlier start that lost its state folder, as long as that sent less than one
+        // transition a microsecond.
+        spool: Spool::open(&folder.join(TRANSITIONS), clock.now().0.saturating_mul(1_000)),
+        power: Leases::restored(files::load_json(&folder.join(POWER)).unwrap_or_default()),
+        clock,
+        sight: Sight::default(),
         gpus: BTreeMap::new(),
         workers,
-        outbox: Outbox::new(first_sequence()),
+        requests: Requests::default(),
         link: None,
         heartbeats: 0,
         probe_orders,
@@ -108,6 +135,7 @@ pub(crate) async fn run(config: Config) -> Result<(), AgentError> {
                 }
             }
             _ = heartbeat.tick() => agent.heartbeat(),
+            () = agent.due() => agent.do_due(),
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
         }
@@ -117,19 +145,11 @@ pub(crate) async fn run(config: Config) -> Result<(), AgentError> {
 }
 
 /// This boot of the node.
-fn boot() -> Boot {
-    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+fn boot(now: Millis) -> Boot {
     let uptime = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
     let uptime = uptime.split_ascii_whitespace().next().and_then(|seconds| seconds.parse().ok());
     let uptime = Duration::try_from_secs_f64(uptime.unwrap_or(0.0)).unwrap_or_default();
-    Boot { id: id.trim().to_owned(), at: Clock::start().now().before(uptime) }
-}
-
-/// Later than any number of an earlier start of this agent, as long as it sent less than one transition a
-/// microsecond.
-fn first_sequence() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(now.as_micros()).unwrap_or(1)
+    Boot { id: files::boot_id().unwrap_or_default(), at: now.before(uptime) }
 }
 
 impl Agent {
@@ -140,7 +160,8 @@ impl Agent {
             config.nvml_library.clone(),
             config.probe_interval,
             config.log,
-            self.load_gpus(),
+            // One that is lost now could not be named otherwise.
+            files::load_json(&config.state_dir.join(GPUS)).unwrap_or_default(),
             news,
             orders,
         );
@@ -178,37 +199,62 @@ impl Agent {
     }
 
     fn probe_news(&mut self, news: ProbeNews) {
-        let now = self.clock.now();
         match news {
-            ProbeNews::Line(ProbeLine::Ready { gpus, silent, driver: _ }) => self.gpus_found(gpus, &silent),
-            ProbeNews::Line(ProbeLine::Reading { gpu, reading }) => {
+            ProbeNews::Line(line) => self.probe_line(line),
+            ProbeNews::Quiesced { confirmed } => self.quiesced(confirmed),
+            ProbeNews::Ended { why, library: _ } => {
+                self.replacing_probe = false;
+                // A quiesce has told already why nothing is seen.
+                if self.sight.quiesced_until().is_none() {
+                    let cause = format!("the node is blind: {why}");
+                    let transitions = self.tracker.blind(self.clock.now(), &cause);
+                    self.sight.ended(cause);
+                    self.report_health(transitions);
+                }
+            }
+        }
+    }
+
+    fn probe_line(&mut self, line: ProbeLine) {
+        let now = self.clock.now();
+        // Of a probe that had not ended yet when it was told to.
+        let late = self.sight.quiesced_until().is_some();
+        match line {
+            ProbeLine::Ready { .. } | ProbeLine::Reading { .. } | ProbeLine::Tick { .. } if late => {}
+            ProbeLine::Ready { gpus, silent, driver: _ } => {
+                self.sight.ready(gpus.iter().map(|gpu| &gpu.uuid));
+                self.gpus_found(gpus, &silent);
+                self.power.probe_started();
+            }
+            ProbeLine::Reading { gpu, reading } => {
+                self.sight.reading(now, &gpu, &reading);
                 let transition = self.tracker.reading(now, &gpu, &reading);
                 self.report_health(transition);
+                if reading.is_whole() {
+                    let answers = self.requests.read(&gpu);
+                    self.answer(answers);
+                }
             }
-            ProbeNews::Line(ProbeLine::Xid { gpu, xid }) => {
+            ProbeLine::Xid { gpu, xid } => {
                 let transition = self.tracker.xid(now, &gpu, &XidSeen { number: xid, log: None });
                 self.report_health(transition);
                 info!(%gpu, xid, "XID");
             }
-            ProbeNews::Line(ProbeLine::Tick { busy }) => {
+            ProbeLine::Tick { busy } => {
                 let (transitions, blind) = self.tracker.hung(now, &busy);
                 self.report_health(transitions);
                 if blind && !self.replacing_probe {
                     self.replacing_probe = true;
-                    let _it_is_told_soon_enough = self.probe_orders.try_send(KeeperOrder::Replace);
+                    self.order_probe(KeeperOrder::Replace);
                 }
             }
-            // The keeper ends with it, and `Ended` follows.
-            ProbeNews::Line(
-                ProbeLine::Failed { .. } | ProbeLine::Gap { .. } | ProbeLine::PowerLimit { .. },
-            ) => {}
-            // Nobody gives the order yet.
-            ProbeNews::Quiesced { confirmed: _ } => {}
-            ProbeNews::Ended { why, library: _ } => {
-                self.replacing_probe = false;
-                let transitions = self.tracker.blind(now, &format!("the node is blind: {why}"));
-                self.report_health(transitions);
+            ProbeLine::Gap { gpu, what } => {
+                info!(%gpu, what, "cannot be seen");
+                self.sight.gap(&gpu, what);
             }
+            ProbeLine::PowerLimit { gpu, set } => self.power_limit_set(&gpu, &set),
+            // The keeper ends with it, and `Ended` follows.
+            ProbeLine::Failed { .. } => {}
         }
     }
 
@@ -227,19 +273,34 @@ impl Agent {
             self.tracker.watch(gpu, !silent.contains(&gpu.uuid));
         }
         self.gpus = found;
-        self.save_gpus();
+        let gpus: Vec<&GpuIdentity> = self.gpus.values().collect();
+        files::save_json(&self.config.state_dir.join(GPUS), &gpus);
         if self.link.take().is_some() {
             self.reopen_session.notify_one();
         }
     }
 
     fn report_health(&mut self, transitions: impl IntoIterator<Item = Transition>) {
+        let mut told = false;
         for transition in transitions {
-            let sequence = self.outbox.push(transition.clone());
+            let sequence = self.spool.push(transition.clone());
             self.send(convert::transition(sequence, &transition));
             let Verdict { class, cause, evidence, rejoin: _, action: _, shards_readable: _ } =
                 &transition.verdict;
             info!(gpu = %transition.gpu, ?class, cause, evidence, sequence, "GPU health");
+            told = true;
+        }
+        // After the transitions: what is remembered as told must have been told.
+        if told {
+            self.save_memory();
+        }
+    }
+
+    fn save_memory(&mut self) {
+        let memory = self.tracker.memory();
+        if memory != self.memory {
+            files::save_json(&self.config.state_dir.join(MEMORY), &memory);
+            self.memory = memory;
         }
     }
 
@@ -259,6 +320,7 @@ impl Agent {
             }
             SessionNews::Closed => {
                 self.link = None;
+                self.requests.forget();
                 None
             }
             SessionNews::Order(order) => self.order(order),
@@ -267,9 +329,11 @@ impl Agent {
 
     /// The hello, then all that the daemon may have missed.
     fn greet(&mut self) {
+        let now = self.clock.now();
         let gpus = self.gpus.values().filter_map(|gpu| {
             let verdict = self.tracker.verdict(&gpu.uuid)?;
-            Some(convert::gpu(gpu, verdict))
+            let enforced = self.tracker.enforced(&gpu.uuid);
+            Some(convert::gpu(gpu, verdict, enforced, self.tracker.risk(now, &gpu.uuid)))
         });
         let workers = self
             .workers
@@ -280,10 +344,14 @@ impl Agent {
             gpus: gpus.collect(),
             workers: workers.collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            ..v1::AgentHello::default()
+            instance: self.instance.clone(),
+            boot_id: self.boot.id.clone(),
+            observability: convert::observability(self.sight.observability()).into(),
+            gaps: self.sight.gaps(),
+            next_sequence: self.spool.next(),
         };
         let mut reports = vec![convert::report(Report::Hello(hello))];
-        let missed = self.outbox.waiting();
+        let missed = self.spool.waiting();
         reports.extend(missed.map(|(sequence, t)| convert::transition(*sequence, t)));
         let ends = self.workers.ended_before();
         reports.extend(ends.map(|(worker, exit)| convert::exited(worker, exit)));
@@ -311,14 +379,12 @@ impl Agent {
                     }
                 }
             }
-            Order::HealthAck(ack) => self.outbox.acknowledge(ack.sequence),
-            Order::Quiesce(v1::Quiesce { request, .. })
-            | Order::EndQuiesce(v1::EndQuiesce { request })
-            | Order::SetPowerLimit(v1::SetPowerLimit { request, .. })
-            | Order::ProbeNow(v1::ProbeNow { request })
-            | Order::ReleaseGpu(v1::ReleaseGpu { request, .. }) => {
-                self.send(convert::done(request, Err("this agent cannot do it yet".to_owned())));
-            }
+            Order::HealthAck(ack) => self.spool.acknowledge(ack.sequence),
+            Order::Quiesce(order) => self.quiesce(order.request, order.seconds),
+            Order::EndQuiesce(order) => self.end_quiesce(order.request),
+            Order::SetPowerLimit(order) => self.set_power_limit(order),
+            Order::ProbeNow(order) => self.probe_now(order.request),
+            Order::ReleaseGpu(order) => self.release(order.request, &GpuId(order.gpu)),
         }
         None
     }
@@ -335,14 +401,25 @@ impl Agent {
     }
 
     fn heartbeat(&mut self) {
-        if self.link.is_some() {
-            self.heartbeats += 1;
-            let sequence = self.heartbeats;
-            self.send(convert::report(Report::Heartbeat(v1::AgentHeartbeat {
-                sequence,
-                ..v1::AgentHeartbeat::default()
-            })));
+        self.spool.retry();
+        self.workers.retry_saving();
+        if self.link.is_none() {
+            return;
         }
+        self.heartbeats += 1;
+        let now = self.clock.now();
+        let gpus = self.gpus.keys().filter_map(|gpu| {
+            let class = self.tracker.verdict(gpu)?.class;
+            let (enforced, risk) = (self.tracker.enforced(gpu), self.tracker.risk(now, gpu));
+            Some(convert::gpu_state(now, gpu, class, enforced, self.sight.of(gpu), risk))
+        });
+        let beat = v1::AgentHeartbeat {
+            sequence: self.heartbeats,
+            observability: convert::observability(self.sight.observability()).into(),
+            gaps: self.sight.gaps(),
+            gpus: gpus.collect(),
+        };
+        self.send(convert::report(Report::Heartbeat(beat)));
     }
 
     /// Never waits. A session that cannot keep up is dropped; the next one's hello tells what it missed.
@@ -361,6 +438,7 @@ impl Agent {
     }
 
     async fn stop(&mut self, exits: &mut mpsc::Receiver<(WorkerId, Exit)>) {
+        self.save_memory();
         if self.config.keep_workers || self.workers.is_empty() {
             return;
         }
@@ -382,38 +460,8 @@ impl Agent {
                     self.worker_exited(&worker, &exit);
                 }
             }
+            self.workers.cleaned_up().await;
         };
         timeout(limit, gone).await.is_ok()
-    }
-
-    fn gpus_path(&self) -> PathBuf {
-        self.config.state_dir.join("gpus.json")
-    }
-
-    /// GPUs seen by an earlier start: one that is lost now could not be named otherwise.
-    fn load_gpus(&self) -> Vec<GpuIdentity> {
-        let path = self.gpus_path();
-        let text = match std::fs::read(&path) {
-            Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Vec::new(),
-            Err(e) => {
-                warn!(path = %path.display(), %e, "cannot read the GPUs seen before");
-                return Vec::new();
-            }
-        };
-        serde_json::from_slice(&text).unwrap_or_else(|e| {
-            warn!(path = %path.display(), %e, "cannot read the GPUs seen before");
-            Vec::new()
-        })
-    }
-
-    fn save_gpus(&self) {
-        let gpus: Vec<&GpuIdentity> = self.gpus.values().collect();
-        let saved = serde_json::to_vec_pretty(&gpus)
-            .map_err(std::io::Error::from)
-            .and_then(|text| files::replace(&self.gpus_path(), &text));
-        if let Err(e) = saved {
-            warn!(%e, "cannot record the GPUs seen");
-        }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::policy::command::PolicyArguments;
 use crate::probe::ProbeArguments;
-use crate::workers::{LogTo, WorkerSpec};
+use crate::workers::{JOURNAL, LogTo, WorkerSpec, connect_journal};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::fs;
@@ -51,11 +51,18 @@ pub(crate) struct RunArguments {
     /// The worker program. By default reknit-worker beside this program.
     #[arg(long, env = "REKNIT_WORKER_BINARY")]
     worker_binary: Option<PathBuf>,
-    /// Where workers write: files in the state folder's `logs`, or the agent's own output.
+    /// Where workers write: files in the state folder's `logs` (the newest 20 of each GPU are kept), the journal, or the
+    /// agent's own output. Only with files does the daemon learn a failed worker's last line.
     #[arg(long, env = "REKNIT_WORKER_LOGS", value_enum, default_value = "files")]
     worker_logs: WorkerLogs,
-    /// How often each GPU is read.
-    #[arg(long, env = "REKNIT_PROBE_INTERVAL_MS", default_value = "250", value_parser = clap::value_parser!(u64).range(10..=60_000))]
+    /// How a GPU's signals are judged, as TOML. By default the built-in policy.
+    #[arg(long, env = "REKNIT_POLICY", value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// The kernel's log, which tells of XIDs what NVML does not.
+    #[arg(long, env = "REKNIT_KMSG", value_name = "PATH", default_value = "/dev/kmsg")]
+    kmsg: PathBuf,
+    /// How often each GPU is read; what changes slowly, every tenth time.
+    #[arg(long, env = "REKNIT_PROBE_INTERVAL_MS", default_value = "1000", value_parser = clap::value_parser!(u64).range(10..=60_000))]
     probe_interval_ms: u64,
     /// Leave the workers running when the agent is told to stop, such as for an upgrade.
     #[arg(long, env = "REKNIT_KEEP_WORKERS")]
@@ -68,6 +75,7 @@ pub(crate) struct RunArguments {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum WorkerLogs {
     Files,
+    Journal,
     Inherit,
 }
 
@@ -94,6 +102,10 @@ pub(crate) struct Config {
     pub(crate) node: String,
     pub(crate) nvml_library: PathBuf,
     pub(crate) state_dir: PathBuf,
+    #[expect(dead_code, reason = "the tracker reads the built-in policy")]
+    pub(crate) policy: Option<PathBuf>,
+    #[expect(dead_code, reason = "nobody follows the kernel log yet")]
+    pub(crate) kmsg: PathBuf,
     pub(crate) probe_interval: Duration,
     pub(crate) keep_workers: bool,
     pub(crate) log: LogFormat,
@@ -115,6 +127,10 @@ pub(crate) enum ConfigError {
     StateDirTaken(PathBuf),
     #[error("there is no worker program at {0}: give its path with --worker-binary")]
     WorkerBinary(PathBuf),
+    #[error(
+        "there is no journal at {JOURNAL} ({0}): is journald running? write --worker-logs files, or inherit"
+    )]
+    Journal(std::io::Error),
     #[error("workers of other nodes cannot reach {0}: give one of this node's own addresses with --data-ip")]
     DataIp(IpAddr),
 }
@@ -146,11 +162,21 @@ impl RunArguments {
             return Err(ConfigError::DataIp(self.data_ip));
         }
         let logs = self.state_dir.join("logs");
+        let log_to = match self.worker_logs {
+            WorkerLogs::Files => LogTo::Folder(logs.clone()),
+            WorkerLogs::Journal => {
+                connect_journal(Path::new(JOURNAL)).map_err(ConfigError::Journal)?;
+                LogTo::Journal(JOURNAL.into())
+            }
+            WorkerLogs::Inherit => LogTo::Inherit,
+        };
         let lock = lock(&self.state_dir, &logs)?;
         Ok(Config {
             daemon,
             nvml_library: self.nvml_library,
             state_dir: self.state_dir,
+            policy: self.policy,
+            kmsg: self.kmsg,
             probe_interval: Duration::from_millis(self.probe_interval_ms),
             keep_workers: self.keep_workers,
             log: self.log,
@@ -159,10 +185,7 @@ impl RunArguments {
                 daemon: self.daemon,
                 node: self.node.clone(),
                 data_ip: self.data_ip,
-                logs: match self.worker_logs {
-                    WorkerLogs::Files => LogTo::Folder(logs),
-                    WorkerLogs::Inherit => LogTo::Inherit,
-                },
+                logs: log_to,
             },
             node: self.node,
             _lock: lock,

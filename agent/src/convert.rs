@@ -1,8 +1,10 @@
 //! Between the agent's own words and the wire's.
 
+use crate::clock::Millis;
 use crate::health::{Transition, Verdict};
 use crate::policy::Class;
 use crate::probe::protocol::GpuIdentity;
+use crate::sight::{LastRead, Observability};
 use crate::workers::{Exit, WorkerId};
 use reknit_layout::{GpuId, Incarnation, WorkerKey};
 use reknit_proto::v1;
@@ -12,7 +14,7 @@ pub(crate) fn report(report: Report) -> v1::AgentReport {
     v1::AgentReport { report: Some(report) }
 }
 
-pub(crate) fn health_class(class: Class) -> v1::HealthClass {
+fn health_class(class: Class) -> v1::HealthClass {
     match class {
         Class::Healthy | Class::Ignore => v1::HealthClass::Healthy,
         Class::Predict => v1::HealthClass::Predict,
@@ -23,37 +25,78 @@ pub(crate) fn health_class(class: Class) -> v1::HealthClass {
     }
 }
 
-pub(crate) fn gpu(gpu: &GpuIdentity, verdict: &Verdict) -> v1::Gpu {
+/// The class that counts, and what it would be under a policy that is not enforced.
+fn classes(class: Class, enforced: bool) -> (v1::HealthClass, v1::HealthClass) {
+    match health_class(class) {
+        class if enforced => (class, v1::HealthClass::Unspecified),
+        v1::HealthClass::Healthy => (v1::HealthClass::Healthy, v1::HealthClass::Unspecified),
+        class => (v1::HealthClass::Healthy, class),
+    }
+}
+
+pub(crate) fn gpu(gpu: &GpuIdentity, verdict: &Verdict, enforced: bool, risk: f64) -> v1::Gpu {
+    let (health, would_be) = classes(verdict.class, enforced);
     v1::Gpu {
         uuid: gpu.uuid.0.clone(),
         index: gpu.index,
         pci_bus_id: gpu.pci_bus_id.clone(),
         name: gpu.name.clone(),
         memory_bytes: gpu.memory_bytes,
-        health: health_class(verdict.class).into(),
+        health: health.into(),
         cause: verdict.cause.clone(),
         evidence: verdict.evidence.clone(),
-        shards_readable: verdict.class.shards_readable(),
-        rejoin: String::new(),
+        shards_readable: verdict.shards_readable,
+        rejoin: verdict.rejoin.clone(),
         action: verdict.action.clone(),
-        risk: 0.0,
-        would_be: v1::HealthClass::Unspecified.into(),
+        risk,
+        would_be: would_be.into(),
+    }
+}
+
+/// `last`: what was last read of it, if anything was.
+pub(crate) fn gpu_state(
+    now: Millis,
+    gpu: &GpuId,
+    class: Class,
+    enforced: bool,
+    last: Option<&LastRead>,
+    risk: f64,
+) -> v1::GpuState {
+    let age = last.and_then(|last| last.at).map(|at| now.since(at).as_millis());
+    v1::GpuState {
+        uuid: gpu.0.clone(),
+        health: classes(class, enforced).0.into(),
+        age_ms: age.map(|age| u64::try_from(age).unwrap_or(u64::MAX)),
+        temperature: last.and_then(|last| last.temperature),
+        power_mw: last.and_then(|last| last.power_mw),
+        power_limit_mw: last.and_then(|last| last.power_limit_mw),
+        risk,
+    }
+}
+
+pub(crate) fn observability(observability: Observability) -> v1::Observability {
+    match observability {
+        Observability::Full => v1::Observability::Full,
+        Observability::Degraded => v1::Observability::Degraded,
+        Observability::Blind => v1::Observability::Blind,
+        Observability::Quiesced => v1::Observability::Quiesced,
     }
 }
 
 pub(crate) fn transition(sequence: u64, transition: &Transition) -> v1::AgentReport {
     let verdict = &transition.verdict;
+    let (health, would_be) = classes(verdict.class, transition.enforced);
     report(Report::Health(v1::HealthTransition {
         sequence,
         gpu: transition.gpu.0.clone(),
-        health: health_class(verdict.class).into(),
+        health: health.into(),
         cause: verdict.cause.clone(),
         evidence: verdict.evidence.clone(),
         shards_readable: verdict.shards_readable,
         action: verdict.action.clone(),
-        rejoin: String::new(),
-        at_ms: 0,
-        would_be: v1::HealthClass::Unspecified.into(),
+        rejoin: verdict.rejoin.clone(),
+        at_ms: transition.at.0,
+        would_be: would_be.into(),
     }))
 }
 

@@ -10,9 +10,13 @@ mod health;
 mod kernel_log;
 mod outbox;
 mod policy;
+mod power;
 mod probe;
 mod probe_keeper;
+mod requests;
 mod session;
+mod sight;
+mod spool;
 mod workers;
 
 use agent::AgentError;

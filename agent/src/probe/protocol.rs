@@ -108,6 +108,16 @@ pub(crate) enum Reading {
     },
 }
 
+impl Reading {
+    /// It tells all that there is to tell of the GPU.
+    pub(crate) fn is_whole(&self) -> bool {
+        match self {
+            Self::Answers { slow, .. } => slow.is_some(),
+            Self::Gone { .. } | Self::ResetRequired | Self::Suspect { .. } | Self::Blind { .. } => true,
+        }
+    }
+}
+
 /// Read every probe interval. `None` is what this GPU or driver does not tell.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

@@ -1,12 +1,13 @@
 //! One worker process, held by its pidfd: a number may be another process tomorrow, a pidfd never is.
 
+use super::logs::LogTo;
 use super::readiness::readable;
-use super::record::Record;
-use super::{Exit, WorkerId};
+use super::record::Started;
+use super::{Exit, WorkerId, environment, proc};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, pidfd_send_signal, waitid,
 };
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,15 +15,6 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-
-/// Where workers write what they say.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum LogTo {
-    /// One file per worker in this folder.
-    Folder(PathBuf),
-    /// The agent's own output.
-    Inherit,
-}
 
 /// What is the same for every worker of the node.
 #[derive(Debug, Clone)]
@@ -37,7 +29,7 @@ pub(crate) struct WorkerSpec {
 #[derive(Debug)]
 pub(super) struct Process {
     pid: Pid,
-    start_time: u64,
+    started: Started,
     pidfd: Arc<OwnedFd>,
     adopted: bool,
     /// Where it writes, if into a file of its own.
@@ -46,7 +38,8 @@ pub(super) struct Process {
 
 impl Process {
     /// Starts the worker in a process group of its own, so that neither Ctrl-C nor the agent's end reaches it.
-    pub(super) fn spawn(spec: &WorkerSpec, worker: &WorkerId, index: u32) -> io::Result<Self> {
+    pub(super) fn spawn(spec: &WorkerSpec, worker: &WorkerId, index: u32, spawn: &str) -> io::Result<Self> {
+        let output = spec.logs.open(worker, index);
         let mut command = Command::new(&spec.binary);
         command
             .args(["--daemon", &spec.daemon])
@@ -55,18 +48,12 @@ impl Process {
             .args(["--node", &spec.node])
             .args(["--incarnation", &worker.key.incarnation.to_string()])
             .args(["--data-ip", &spec.data_ip.to_string()])
-            .env("CUDA_VISIBLE_DEVICES", &worker.key.gpu.0)
+            .env_clear()
+            .envs(environment::of_worker(std::env::vars_os(), spec, worker, index, spawn))
             .stdin(Stdio::null())
+            .stdout(output.stdout)
+            .stderr(output.stderr)
             .process_group(0);
-        let log = match &spec.logs {
-            LogTo::Folder(folder) => {
-                let path = folder.join(log_name(worker, index));
-                let log = File::create(&path)?;
-                command.stdout(log.try_clone()?).stderr(log);
-                Some(path)
-            }
-            LogTo::Inherit => None,
-        };
         let mut child = command.spawn()?;
         let pid = pid_of(child.id())?;
         // Nothing else reaps children here, so the number is still this child's.
@@ -78,29 +65,38 @@ impl Process {
                 return Err(e.into());
             }
         };
-        let start_time = start_time(pid).unwrap_or(0);
-        Ok(Self { pid, start_time, pidfd, adopted: false, log })
+        let start_time = proc::stat(child.id()).map_or(0, |stat| stat.start_time);
+        let started = Started { pid: child.id(), start_time };
+        Ok(Self { pid, started, pidfd, adopted: false, log: output.file })
     }
 
     /// The recorded process, if it still runs.
-    pub(super) fn adopt(record: &Record) -> io::Result<Option<Self>> {
-        let pid = pid_of(record.pid)?;
-        let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
-            Ok(pidfd) => Arc::new(pidfd),
-            Err(rustix::io::Errno::SRCH) => return Ok(None),
-            Err(e) => return Err(e.into()),
+    pub(super) fn adopt(started: Started) -> io::Result<Option<Self>> {
+        let pid = pid_of(started.pid)?;
+        let Some(pidfd) = open(pid)? else {
+            return Ok(None);
         };
         // Looked at after the pidfd was opened: what matches now is what the pidfd holds.
-        let same = start_time(pid) == Some(record.start_time);
-        Ok(same.then_some(Self { pid, start_time: record.start_time, pidfd, adopted: true, log: None }))
+        let same = proc::stat(started.pid).is_some_and(|stat| stat.start_time == started.start_time);
+        let pidfd = Arc::new(pidfd);
+        Ok(same.then_some(Self { pid, started, pidfd, adopted: true, log: None }))
+    }
+
+    /// The process of a spawn that the agent did not live to note.
+    pub(super) fn of_spawn(spawn: &str) -> Option<Started> {
+        proc::pids().into_iter().find_map(|pid| {
+            let stat = proc::stat(pid)?;
+            let leader = stat.group == pid && proc::is_of_spawn(pid, spawn);
+            leader.then_some(Started { pid, start_time: stat.start_time })
+        })
     }
 
     pub(super) fn pid(&self) -> u32 {
-        self.pid.as_raw_nonzero().get().unsigned_abs()
+        self.started.pid
     }
 
-    pub(super) fn record(&self, worker: WorkerId) -> Record {
-        Record { worker, pid: self.pid(), start_time: self.start_time }
+    pub(super) fn started(&self) -> Started {
+        self.started
     }
 
     pub(super) fn signal(&self, signal: Signal) {
@@ -149,28 +145,18 @@ fn last_words(log: &Path) -> Option<String> {
     Some(line.chars().filter(|c| !c.is_control()).take(LONGEST).collect())
 }
 
-fn pid_of(number: u32) -> io::Result<Pid> {
+pub(super) fn pid_of(number: u32) -> io::Result<Pid> {
     i32::try_from(number)
         .ok()
         .and_then(Pid::from_raw)
         .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
 }
 
-/// When the process started, in clock ticks since boot. `None` if there is none, or only its remains.
-fn start_time(pid: Pid) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    // The program's name may hold anything, so fields are counted from its closing parenthesis.
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-    let state = fields.next()?;
-    if matches!(state, "Z" | "X") {
-        return None;
+/// `None` when the process is gone.
+pub(super) fn open(pid: Pid) -> io::Result<Option<OwnedFd>> {
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(pidfd) => Ok(Some(pidfd)),
+        Err(rustix::io::Errno::SRCH) => Ok(None),
+        Err(e) => Err(e.into()),
     }
-    // The state is field 3, the start time field 22.
-    fields.nth(18)?.parse().ok()
-}
-
-fn log_name(worker: &WorkerId, index: u32) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let job = worker.job.replace(|c| !plain(c), "_");
-    format!("{job}-gpu{index}-{}.log", worker.key.incarnation)
 }

@@ -5,13 +5,22 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use tracing::warn;
+use tracing::{info, warn};
 
-/// One running worker. The start time tells it from a later process with its number.
+/// One worker, written down before it is started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     #[serde(flatten)]
     pub(super) worker: WorkerId,
+    /// In its environment: finds it when the agent died before it could note the process.
+    pub(super) spawn: String,
+    #[serde(flatten)]
+    pub(super) started: Option<Started>,
+}
+
+/// The start time tells the process from a later one with its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Started {
     pub(super) pid: u32,
     /// Clock ticks since boot, field 22 of /proc/PID/stat.
     pub(super) start_time: u64,
@@ -28,14 +37,13 @@ struct Content {
 pub(super) struct Records {
     path: PathBuf,
     boot: String,
+    /// The file does not say what it should.
+    stale: bool,
 }
 
 impl Records {
     pub(super) fn new(state_dir: &Path) -> io::Result<Self> {
-        Ok(Self {
-            path: state_dir.join("workers.json"),
-            boot: fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned(),
-        })
+        Ok(Self { path: state_dir.join("workers.json"), boot: crate::files::boot_id()?, stale: false })
     }
 
     /// None of another boot; none from a file that cannot be read, which is said and survived.
@@ -58,8 +66,26 @@ impl Records {
         }
     }
 
-    pub(super) fn save(&self, workers: Vec<Record>) -> io::Result<()> {
+    /// A failure is said and survived.
+    pub(super) fn save(&mut self, workers: Vec<Record>) {
         let content = Content { boot: self.boot.clone(), workers };
-        crate::files::replace(&self.path, &serde_json::to_vec_pretty(&content)?)
+        let saved = serde_json::to_vec_pretty(&content)
+            .map_err(io::Error::from)
+            .and_then(|text| crate::files::replace(&self.path, &text));
+        match saved {
+            Ok(()) if self.stale => {
+                self.stale = false;
+                info!("the running workers are recorded again");
+            }
+            Ok(()) => {}
+            Err(e) => {
+                self.stale = true;
+                warn!(%e, "cannot record the running workers: the agent's next start will not know them all");
+            }
+        }
+    }
+
+    pub(super) fn is_stale(&self) -> bool {
+        self.stale
     }
 }

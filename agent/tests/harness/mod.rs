@@ -230,6 +230,7 @@ impl Node {
             .arg("--worker-binary")
             .arg(&self.worker)
             .env(STATE_VARIABLE, self.driver())
+            .env("REKNIT_PROBE_INTERVAL_MS", "250")
             .stdin(Stdio::null());
         command
     }

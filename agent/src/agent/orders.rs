@@ -1,0 +1,189 @@
+//! What operators ask of the agent, through the daemon. Each request is answered once.
+
+use super::{Agent, POWER};
+use crate::clock::Millis;
+use crate::convert;
+use crate::files;
+use crate::power::Lease;
+use crate::probe::protocol::ProbeOrder;
+use crate::probe_keeper::KeeperOrder;
+use crate::requests::{Answer, Awaited};
+use crate::sight::Observability;
+use reknit_layout::GpuId;
+use reknit_proto::v1;
+use std::time::Duration;
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+impl Agent {
+    pub(super) fn answer(&mut self, answers: Vec<Answer>) {
+        for (request, answer) in answers {
+            info!(request, ?answer, "answered");
+            self.send(convert::done(request, answer));
+        }
+    }
+
+    pub(super) fn order_probe(&mut self, order: KeeperOrder) {
+        if let Err(e) = self.probe_orders.try_send(order) {
+            warn!(%e, "the probe's keeper takes no orders");
+        }
+    }
+
+    /// Until something must be done by itself.
+    pub(super) fn due(&self) -> impl Future<Output = ()> + use<> {
+        let times = [self.sight.quiesced_until(), self.power.next(), self.requests.next()];
+        let next = times.into_iter().flatten().min();
+        let wait = next.map(|next| next.since(self.clock.now()));
+        async move {
+            match wait {
+                // Rounded up, so that it is over then.
+                Some(wait) => sleep(wait + Duration::from_millis(1)).await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    pub(super) fn do_due(&mut self) {
+        let now = self.clock.now();
+        if self.sight.quiesced_until().is_some_and(|until| until <= now) {
+            info!("the quiesce is over");
+            self.resume();
+        }
+        let late = self.requests.late(now);
+        self.answer(late);
+        self.set_power_limits(now);
+    }
+
+    /// The probe's end closes every NVML handle; none is started before the quiesce is over.
+    pub(super) fn quiesce(&mut self, request: u64, seconds: u32) {
+        let now = self.clock.now();
+        info!(seconds, "quiesce");
+        self.sight.quiesced(now.after(Duration::from_secs(seconds.into())));
+        self.requests.wait(now, request, Awaited::Quiesce { seconds });
+        self.order_probe(KeeperOrder::Quiesce);
+        let transitions =
+            self.tracker.blind(now, "quiesced: an operator asked the agent to let go of the driver");
+        self.report_health(transitions);
+    }
+
+    /// `confirmed`: the probe's exit was seen.
+    pub(super) fn quiesced(&mut self, confirmed: bool) {
+        self.replacing_probe = false;
+        if confirmed {
+            let answers = self.requests.quiesced();
+            self.answer(answers);
+        }
+    }
+
+    pub(super) fn end_quiesce(&mut self, request: u64) {
+        let answer = match self.sight.quiesced_until() {
+            Some(_) => {
+                self.resume();
+                Ok("the driver is read again".to_owned())
+            }
+            None => Err("the node is not quiesced".to_owned()),
+        };
+        self.answer(vec![(request, answer)]);
+    }
+
+    fn resume(&mut self) {
+        self.sight.resumed();
+        let unconfirmed = self.requests.resumed();
+        self.answer(unconfirmed);
+        self.order_probe(KeeperOrder::Resume);
+    }
+
+    pub(super) fn set_power_limit(&mut self, order: v1::SetPowerLimit) {
+        let v1::SetPowerLimit { request, gpu, limit_mw, lease_seconds: seconds } = order;
+        let (now, gpu) = (self.clock.now(), GpuId(gpu));
+        let refused = if self.gpus.contains_key(&gpu) {
+            self.blindness()
+        } else {
+            Some(format!("this node has no GPU {gpu}"))
+        };
+        if let Some(why) = refused {
+            self.answer(vec![(request, Err(why))]);
+            return;
+        }
+        let asked_mw = (limit_mw > 0).then_some(limit_mw);
+        let until = now.after(Duration::from_secs(seconds.into()));
+        self.power.want(&gpu, asked_mw.map(|limit_mw| Lease { limit_mw, until }));
+        self.requests.wait(now, request, Awaited::PowerLimit { gpu, asked_mw, seconds });
+        self.set_power_limits(now);
+    }
+
+    /// Whatever is due. A lease is written down before the limit is set, so that the default is restored whatever happens.
+    pub(super) fn set_power_limits(&mut self, now: Millis) {
+        let due = self.power.due(now);
+        if due.is_empty() {
+            return;
+        }
+        self.save_leases();
+        for (gpu, limit) in due {
+            info!(%gpu, limit, "power limit");
+            self.order_probe(KeeperOrder::ToProbe(ProbeOrder::SetPowerLimit { gpu, limit }));
+        }
+    }
+
+    pub(super) fn power_limit_set(&mut self, gpu: &GpuId, set: &Result<u32, String>) {
+        match set {
+            Ok(limit) => info!(%gpu, limit, "power limit set"),
+            Err(why) => warn!(%gpu, why, "power limit not set"),
+        }
+        if !self.power.answered(self.clock.now(), gpu, set.is_ok()) {
+            return;
+        }
+        let answers = self.requests.power_limit(gpu, set);
+        // Who asked is told that it was not set: it must not be set later. What it was before is not known.
+        if set.is_err() && !answers.is_empty() {
+            self.power.want(gpu, None);
+        }
+        self.answer(answers);
+        self.save_leases();
+    }
+
+    fn save_leases(&self) {
+        files::save_json(&self.config.state_dir.join(POWER), &self.power.kept());
+    }
+
+    pub(super) fn probe_now(&mut self, request: u64) {
+        if let Some(why) = self.blindness() {
+            self.answer(vec![(request, Err(why))]);
+            return;
+        }
+        let missing = self.gpus.keys().cloned().collect();
+        self.requests.wait(self.clock.now(), request, Awaited::Readings { missing });
+        self.order_probe(KeeperOrder::ToProbe(ProbeOrder::ReadNow));
+    }
+
+    /// Why no GPU can be read or set now.
+    fn blindness(&self) -> Option<String> {
+        match self.sight.observability() {
+            Observability::Blind | Observability::Quiesced => Some(self.sight.gaps().join("; ")),
+            Observability::Full | Observability::Degraded if self.gpus.is_empty() => {
+                Some("this node has no GPU".to_owned())
+            }
+            Observability::Full | Observability::Degraded => None,
+        }
+    }
+
+    /// An operator's word lifts what the GPU waits for; what is wrong with it still is seen again.
+    pub(super) fn release(&mut self, request: u64, gpu: &GpuId) {
+        let answer = if self.gpus.contains_key(gpu) {
+            let transition = self.tracker.release(self.clock.now(), gpu);
+            let lifted = transition.is_some();
+            self.report_health(transition);
+            self.save_memory();
+            self.order_probe(KeeperOrder::ToProbe(ProbeOrder::ReadNow));
+            let class = self.tracker.verdict(gpu).map_or("unknown", |verdict| verdict.class.name());
+            if lifted {
+                Ok(format!("{gpu} counts as {class} now"))
+            } else {
+                Err(format!("the agent does not hold {gpu} back: it is {class}"))
+            }
+        } else {
+            Err(format!("this node has no GPU {gpu}"))
+        };
+        self.answer(vec![(request, answer)]);
+    }
+}
