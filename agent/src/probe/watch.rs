@@ -6,10 +6,10 @@ use super::protocol::{Busy, Failure, GpuIdentity, ProbeLine, Reading};
 use super::supervisor::Supervisor;
 use nvml_wrapper::Nvml;
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::thread;
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 /// A GPU that reads as gone is read again this much later: a fault, not a glitch, if it is still gone.
@@ -48,6 +48,8 @@ pub(super) struct Watch {
     read_asked: AtomicBool,
     sampler_calls: Calls,
     listener_calls: Calls,
+    /// Woken when the GPU answers again.
+    listener: OnceLock<Thread>,
 }
 
 impl Watch {
@@ -60,7 +62,9 @@ impl Watch {
         let (errands, queue) = sync_channel(QUEUED_ERRANDS);
         let (sampler_calls, listener_calls) = (Calls::default(), Calls::default());
         let read_asked = AtomicBool::new(false);
-        let watch = Self { nvml, gpu, supervisor, errands, read_asked, sampler_calls, listener_calls };
+        let listener = OnceLock::new();
+        let watch =
+            Self { nvml, gpu, supervisor, errands, read_asked, sampler_calls, listener_calls, listener };
         (Arc::new(watch), queue)
     }
 
@@ -73,7 +77,8 @@ impl Watch {
     ) {
         let (sampler, listener) = (self.clone(), self.clone());
         thread::spawn(move || sampler.sample(interval, &queue));
-        thread::spawn(move || listener.listen(events));
+        let thread = thread::spawn(move || listener.listen(events));
+        let _first = self.listener.set(thread.thread().clone());
     }
 
     pub(super) const fn gpu(&self) -> &GpuIdentity {
@@ -128,11 +133,20 @@ impl Watch {
     fn sample(&self, interval: Duration, errands: &Receiver<Errand>) {
         let mut sampler = Sampler::default();
         let (mut gone, mut blind, mut since_slow) = (0_u32, 0_u32, SLOW_EVERY);
+        let mut answered = true;
         loop {
             let due = Instant::now() + interval;
             since_slow = since_slow.saturating_add(1);
             let slow = since_slow >= SLOW_EVERY;
             let reading = sampler.read(self, slow);
+            let answers = matches!(reading, Reading::Answers { .. });
+            if answers
+                && !answered
+                && let Some(listener) = self.listener.get()
+            {
+                listener.unpark();
+            }
+            answered = answers;
             (gone, blind) = match &reading {
                 Reading::Gone { .. } => (gone + 1, 0),
                 Reading::Blind { .. } => (0, blind + 1),
@@ -226,20 +240,20 @@ impl Watch {
                 self.read_now();
             }
             let (pause, lasting) = match fault.meaning {
-                // Its readings say so.
+                // Its readings say so. The set is kept: the GPU's last words may still come through it.
                 Meaning::Gone | Meaning::ResetRequired | Meaning::NotFound => (retry, false),
                 Meaning::Suspect | Meaning::Stale | Meaning::Blind => (retry, retry >= RETRY_LIMIT),
                 Meaning::Withheld | Meaning::NoSuchCall | Meaning::NotTold => (RETRY_UNSUPPORTED, true),
             };
-            if lasting && !told {
-                told = true;
-                self.gap(format!("XID events: {}", fault.text));
-            }
-            if retry >= RETRY_LIMIT {
-                // At first the set is kept, as the GPU's last words may still come through it.
+            if lasting {
+                // It may be the set that is broken.
                 events = None;
+                if !told {
+                    told = true;
+                    self.gap(format!("XID events: {}", fault.text));
+                }
             }
-            thread::sleep(pause);
+            thread::park_timeout(pause);
             retry = (retry * 2).min(RETRY_LIMIT);
         }
     }
