@@ -26,7 +26,6 @@ const ABANDONED_LIMIT: usize = 3;
 
 /// What the keeper tells.
 #[derive(Debug)]
-#[allow(dead_code, reason = "the session does not know these orders yet")]
 pub(crate) enum ProbeNews {
     Line(ProbeLine),
     /// Nothing can be read until another probe is ready.
@@ -44,7 +43,6 @@ pub(crate) enum ProbeNews {
 
 /// What the keeper is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(dead_code, reason = "the session does not know these orders yet")]
 pub(crate) enum KeeperOrder {
     /// Another probe is wanted.
     Replace,
@@ -209,11 +207,12 @@ impl ProbeKeeper {
             if hung && !complained {
                 complained = true;
                 let pids = self.abandoned.pids();
-                error!(
-                    ?pids,
-                    "these probes hang in the driver and cannot be killed: no other is started until one is \
-                     gone; look at the kernel log, and reboot the node"
+                error!(?pids, "no other probe is started until one of these is gone");
+                let why = format!(
+                    "{ABANDONED_LIMIT} probes hang in the driver and cannot be killed; look at the kernel log, \
+                     and reboot the node"
                 );
+                self.ended(why, false).await?;
             }
             let held = self.quiesced || hung;
             if !held && Instant::now() >= due {
