@@ -210,3 +210,154 @@ async fn sigterm_stops_the_workers_unless_told_to_keep_them() {
     assert_eq!(agent.exit_code(PATIENCE), Some(0));
     assert!(!runs(pid));
 }
+
+/// Two children of the worker's, one of which leaves its process group.
+const FAMILY: &str = "#!/bin/sh\n\
+    sleep 1000 &\n\
+    setsid sleep 1000 &\n\
+    exec sleep 1000\n";
+
+/// Who descends from the worker, by their marks.
+fn family(worker: u32) -> Vec<u32> {
+    let environment = |pid: u32| std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    let mark = environment(worker);
+    let mark = mark.split(|byte| *byte == 0).find(|entry| entry.starts_with(b"REKNIT_SPAWN=")).unwrap();
+    let pids = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let all = pids.filter(|pid| environment(*pid).split(|byte| *byte == 0).any(|entry| entry == mark));
+    all.filter(|pid| *pid != worker && command_line(*pid).starts_with("sleep")).collect()
+}
+
+#[tokio::test]
+async fn a_worker_gets_the_environment_it_needs_and_nothing_of_the_agents() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(2));
+    let out = node.folder.path().join("environment");
+    node.write_worker(&format!(
+        "#!/bin/sh\n/usr/bin/env > {0}.new; mv {0}.new {0}\nexec sleep 1000\n",
+        out.display()
+    ));
+    let mut command = node.command(&format!("http://{}", daemon.address));
+    command.env("NCCL_DEBUG", "INFO").env("CUDA_VISIBLE_DEVICES", "7").env("CLOUD_SECRET", "x");
+    let agent = harness::RunningAgent(command.spawn().unwrap());
+    let mut session = daemon.session().await;
+    session.spawn(&node.gpus[1], 3).await;
+    session.spawned().await;
+    harness::until("the environment is written", || out.exists()).await;
+    let text = std::fs::read_to_string(&out).unwrap();
+    let variables: std::collections::BTreeMap<_, _> =
+        text.lines().filter_map(|line| line.split_once('=')).collect();
+    for (name, value) in [
+        ("CUDA_VISIBLE_DEVICES", node.gpus[1].as_str()),
+        ("NCCL_DEBUG", "INFO"),
+        ("REKNIT_NODE", "n0"),
+        ("REKNIT_JOB", "job"),
+        ("REKNIT_GPU_INDEX", "1"),
+        ("REKNIT_WORKER", &format!("job/{}/3", node.gpus[1])),
+    ] {
+        assert_eq!(variables.get(name), Some(&value), "{name}");
+    }
+    for name in ["CLOUD_SECRET", "REKNIT_SIMDRIVER_STATE", "REKNIT_DAEMON", "REKNIT_PROBE_INTERVAL_MS"] {
+        assert!(!variables.contains_key(name), "{name}");
+    }
+    drop(agent);
+}
+
+#[tokio::test]
+async fn what_a_worker_leaves_running_ends_with_it() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(1));
+    node.write_worker(FAMILY);
+    let agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    session.spawn(&node.gpus[0], 1).await;
+    let worker = session.spawned().await.pid;
+    harness::until("it has children", || family(worker).len() == 2).await;
+    let children = family(worker);
+    session.fence(&node.gpus[0], 1).await;
+    session.exited().await;
+    harness::until("they end", || !children.iter().any(|child| runs(*child))).await;
+    drop(agent);
+}
+
+#[tokio::test]
+async fn what_an_adopted_worker_leaves_running_ends_with_it_too() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(2));
+    node.write_worker(FAMILY);
+    let mut agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    let mut families = Vec::new();
+    for gpu in &node.gpus {
+        session.spawn(gpu, 1).await;
+        let worker = session.spawned().await.pid;
+        harness::until("it has children", || family(worker).len() == 2).await;
+        families.push((worker, family(worker)));
+    }
+    agent.kill();
+    // One leader dies while nobody looks, the other under the next agent.
+    kill(families[0].0, "KILL");
+    assert!(families[0].1.iter().all(|child| runs(*child)), "they ended by themselves");
+    let agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    assert_eq!(session.hello.workers.len(), 1);
+    session.exited().await;
+    harness::until("they end", || !families[0].1.iter().any(|child| runs(*child))).await;
+    assert!(runs(families[1].0) && families[1].1.iter().all(|child| runs(*child)));
+    let killed = Instant::now();
+    kill(families[1].0, "KILL");
+    let (_, at) = session.exited().await;
+    assert!(at - killed < Duration::from_millis(100), "{:?}", at - killed);
+    harness::until("they end", || !families[1].1.iter().any(|child| runs(*child))).await;
+    drop(agent);
+}
+
+/// Changes what the agent has recorded of its workers, as if it had died at another moment.
+fn edit_records(node: &Node, edit: impl FnOnce(&mut Vec<serde_json::Value>)) {
+    let path = node.state_dir().join("workers.json");
+    let mut content: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    edit(content["workers"].as_array_mut().unwrap());
+    std::fs::write(&path, content.to_string()).unwrap();
+}
+
+#[tokio::test]
+async fn a_worker_whose_agent_died_before_it_noted_the_process_is_found() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(2));
+    node.write_worker(FAMILY);
+    let mut agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    session.spawn(&node.gpus[0], 4).await;
+    let worker = session.spawned().await.pid;
+    harness::until("it has children", || family(worker).len() == 2).await;
+    agent.kill();
+    edit_records(&node, |workers| {
+        let mut record = workers[0].as_object().unwrap().clone();
+        assert!(record.remove("pid").is_some() && record.remove("start_time").is_some());
+        let mut never_started = record.clone();
+        never_started["gpu"] = node.gpus[1].clone().into();
+        never_started["spawn"] = "of-nobody".into();
+        *workers = vec![record.into(), never_started.into()];
+    });
+
+    let agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    let adopted: Vec<_> = session.hello.workers.iter().map(|worker| worker.pid).collect();
+    assert_eq!(adopted, [worker], "the leader, and none of its children");
+    let (never, _) = session.exited().await;
+    assert_eq!(never.worker.unwrap().gpu, node.gpus[1]);
+    assert!(never.how.contains("could not be started"), "{}", never.how);
+    session.fence(&node.gpus[0], 4).await;
+    session.exited().await;
+    assert!(!runs(worker));
+    drop(agent);
+}
+
+#[tokio::test]
+async fn without_a_journal_the_agent_says_so() {
+    let (daemon, node) = (Daemon::start().await, Node::new(1));
+    if std::path::Path::new("/run/systemd/journal/stdout").exists() {
+        return;
+    }
+    let mut command = node.command(&format!("http://{}", daemon.address));
+    let output = command.args(["--worker-logs", "journal"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(64));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("no journal") && error.contains("--worker-logs files"), "{error}");
+}

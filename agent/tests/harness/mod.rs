@@ -26,6 +26,8 @@ pub(crate) struct Session {
     reports: mpsc::Receiver<(Report, Instant)>,
     orders: Option<mpsc::Sender<Result<v1::AgentOrder, Status>>>,
     acknowledge: bool,
+    /// Transitions that came before an answer that was waited for.
+    pub(crate) passed: Vec<v1::HealthTransition>,
 }
 
 /// An opened session: what the agent reports, and where its orders go.
@@ -92,7 +94,7 @@ impl Daemon {
                 }
             }
         });
-        let session = Session { hello, reports, orders: Some(orders), acknowledge: true };
+        let session = Session { hello, reports, orders: Some(orders), acknowledge: true, passed: Vec::new() };
         let welcome = v1::AgentWelcome { heartbeat_ms: 100 };
         session.order(Order::Welcome(welcome)).await;
         session
@@ -159,15 +161,26 @@ impl Session {
         }
     }
 
-    pub(crate) async fn heartbeat(&mut self) {
+    /// The next answer to an order.
+    pub(crate) async fn done(&mut self) -> v1::OrderDone {
+        loop {
+            match self.next(PATIENCE).await {
+                Some((Report::Done(done), _)) => return done,
+                Some((Report::Health(health), _)) => self.passed.push(health),
+                other => panic!("{other:?} is no answer"),
+            }
+        }
+    }
+
+    pub(crate) async fn heartbeat(&mut self) -> v1::AgentHeartbeat {
         let heard = timeout(PATIENCE, async {
             loop {
-                if let Some((Report::Heartbeat(_), _)) = self.reports.recv().await {
-                    return;
+                if let Some((Report::Heartbeat(beat), _)) = self.reports.recv().await {
+                    return beat;
                 }
             }
         });
-        heard.await.expect("no heartbeat");
+        heard.await.expect("no heartbeat")
     }
 
     /// Nothing but heartbeats for `time`.
@@ -214,6 +227,21 @@ impl Node {
         State::update(&self.driver(), |s| s.set(gpu, &[change.to_owned()])).unwrap();
     }
 
+    /// A value of the driver's, as the file has it now.
+    pub(crate) fn value(&self, gpu: usize, key: &str) -> serde_json::Value {
+        let text = std::fs::read(self.driver()).unwrap();
+        let state: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        state["gpus"][gpu][key].clone()
+    }
+
+    pub(crate) fn state_dir(&self) -> PathBuf {
+        self.folder.path().join("state")
+    }
+
+    pub(crate) fn write_worker(&self, script: &str) {
+        std::fs::write(&self.worker, script).unwrap();
+    }
+
     pub(crate) fn xid(&self, gpu: usize, xid: u64) {
         State::update(&self.driver(), |s| s.raise_xid(gpu, xid)).unwrap();
     }
@@ -233,6 +261,14 @@ impl Node {
             .env("REKNIT_PROBE_INTERVAL_MS", "250")
             .stdin(Stdio::null());
         command
+    }
+
+    /// Started, with its log in a file.
+    pub(crate) fn start_logged(&self, address: &SocketAddr) -> (RunningAgent, PathBuf) {
+        let path = self.folder.path().join("agent.log");
+        let log = std::fs::File::options().create(true).append(true).open(&path).unwrap();
+        let mut command = self.command(&format!("http://{address}"));
+        (RunningAgent(command.stderr(log).spawn().unwrap()), path)
     }
 
     pub(crate) fn start(&self, daemon: &Daemon) -> RunningAgent {
@@ -300,6 +336,15 @@ pub(crate) fn runs(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim_start());
     state.is_some_and(|state| !state.starts_with('Z') && !state.starts_with('X'))
+}
+
+/// Waits for something that tells nobody.
+pub(crate) async fn until(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 pub(crate) fn children(pid: u32) -> Vec<u32> {
