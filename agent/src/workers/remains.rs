@@ -2,12 +2,15 @@
 
 use super::proc;
 use super::process::{open, pid_of};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, pidfd_send_signal};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use tracing::{info, warn};
 
 /// Somebody who starts others faster than they are found is given up.
 const PASSES: u32 = 20;
+/// For a killed process to be gone.
+const EXIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// How to know what a worker has started: its process group, or its mark where a process left the group.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,8 +29,10 @@ impl Traces {
                 return;
             }
             info!(leader = self.pid, ?found, "what a worker left running is killed");
-            for pid in found {
-                self.kill(pid);
+            let killed: Vec<_> = found.into_iter().filter_map(|pid| self.kill(pid)).collect();
+            for pidfd in &killed {
+                // One that takes longer is found again.
+                let _late = poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&EXIT));
             }
         }
         warn!(
@@ -51,14 +56,14 @@ impl Traces {
         stat.start_time >= self.start_time && (in_group || proc::is_of_spawn(pid, &self.spawn))
     }
 
-    fn kill(&self, pid: u32) {
-        let Ok(Some(pidfd)) = pid_of(pid).and_then(open) else {
-            return;
-        };
+    fn kill(&self, pid: u32) -> Option<OwnedFd> {
+        let pidfd = pid_of(pid).and_then(open).ok().flatten()?;
         // Looked at again: what matches now is what the pidfd holds.
         let reused = proc::stat(self.pid).is_some();
-        if self.is_of_worker(pid, reused) {
-            let _gone = pidfd_send_signal(pidfd.as_fd(), Signal::KILL);
+        if !self.is_of_worker(pid, reused) {
+            return None;
         }
+        let _gone = pidfd_send_signal(pidfd.as_fd(), Signal::KILL);
+        Some(pidfd)
     }
 }
