@@ -1,3 +1,4 @@
 //! Clusters of real processes on this machine. Needs all programs: `cargo build --workspace` first.
 
+mod agents;
 mod recovery;

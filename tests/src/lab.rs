@@ -66,7 +66,11 @@ impl Lab {
         };
         lab.start_daemon().await?;
         for node in 0..options.nodes {
-            lab.start_agent(node)?;
+            let state = lab.driver_state(node).display().to_string();
+            let (gpus, name) = (options.gpus.to_string(), format!("node-{node}"));
+            driver(&["init", "--gpus", &gpus, "--node", &name, &state])?;
+            let agent = lab.spawn_agent(node, &name)?;
+            lab.agents.push(agent);
         }
         let want = (options.nodes * options.gpus) as usize;
         let mut admin = lab.admin().await?;
@@ -121,25 +125,80 @@ impl Lab {
         self.dir.path().join(format!("node-{node}.json"))
     }
 
-    fn start_agent(&mut self, node: u32) -> Result<()> {
+    /// An agent of the node. `folder` names its state folder and its log.
+    fn spawn_agent(&self, node: u32, folder: &str) -> Result<Child> {
         let state = self.driver_state(node);
         let name = format!("node-{node}");
-        let gpus = self.options.gpus.to_string();
-        driver(&["init", "--gpus", &gpus, "--node", &name, &state.display().to_string()])?;
         let library = program("libreknit_simdriver.so")?;
         let child = Command::new(program("reknit-agent")?)
             .args(["--daemon", &format!("http://{}", self.address), "--node", &name])
             .arg("--nvml-library")
             .arg(library)
             .arg("--state-dir")
-            .arg(self.dir.path().join(&name))
+            .arg(self.dir.path().join(folder))
             .env("REKNIT_SIMDRIVER_STATE", &state)
             .stdin(Stdio::null())
-            .stdout(self.log(&format!("{name}.log"))?)
-            .stderr(self.log(&format!("{name}.log"))?)
+            .stdout(self.log(&format!("{folder}.log"))?)
+            .stderr(self.log(&format!("{folder}.log"))?)
             .spawn()?;
-        self.agents.push(child);
+        Ok(child)
+    }
+
+    /// kill -9, confirmed.
+    pub fn kill_agent(&mut self, node: u32) -> Result<()> {
+        let agent = &mut self.agents[node as usize];
+        agent.kill()?;
+        ensure!(!agent.wait()?.success(), "the agent was killed");
         Ok(())
+    }
+
+    /// After `kill_agent`.
+    pub fn restart_agent(&mut self, node: u32) -> Result<()> {
+        self.agents[node as usize] = self.spawn_agent(node, &format!("node-{node}"))?;
+        Ok(())
+    }
+
+    /// One more agent under the node's name; it ends with the lab.
+    pub fn second_agent(&mut self, node: u32, folder: &str) -> Result<()> {
+        let agent = self.spawn_agent(node, folder)?;
+        self.agents.push(agent);
+        Ok(())
+    }
+
+    pub fn signal_daemon(&self, with: Signal) -> Result<()> {
+        signal(self.daemon.as_ref().context("the daemon runs")?.id(), with)
+    }
+
+    /// What a process of the lab has logged so far.
+    pub fn logged(&self, name: &str) -> String {
+        std::fs::read_to_string(self.dir.path().join(format!("{name}.log"))).unwrap_or_default()
+    }
+
+    pub async fn nodes(&self) -> Result<Vec<reknit_proto::v1::Node>> {
+        let request = reknit_proto::v1::ListNodesRequest {};
+        Ok(self.admin().await?.list_nodes(request).await?.into_inner().nodes)
+    }
+
+    /// The operator's tool, asking this lab's daemon: its exit status, output and error.
+    pub fn reknit(&self, args: &[&str]) -> Result<(Option<i32>, String, String)> {
+        let mut command = Command::new(program("reknit")?);
+        command.args(args).env("REKNIT_DAEMON", format!("http://{}", self.address));
+        let output = command.output()?;
+        Ok((output.status.code(), String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?))
+    }
+
+    pub fn raise_xid(&self, node: u32, gpu: u32, xid: u32) -> Result<()> {
+        let state = self.driver_state(node).display().to_string();
+        driver(&["event", &state, &gpu.to_string(), &format!("xid={xid}")])
+    }
+
+    pub fn set_gpu(&self, node: u32, gpu: u32, change: &str) -> Result<()> {
+        driver(&["set", &self.driver_state(node).display().to_string(), &gpu.to_string(), change])
+    }
+
+    /// The file that the node's simulated driver reads and writes.
+    pub fn driver_file(&self, node: u32) -> Result<String> {
+        Ok(std::fs::read_to_string(self.driver_state(node))?)
     }
 
     pub async fn admin(&self) -> Result<AdminClient<Channel>> {

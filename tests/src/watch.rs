@@ -3,7 +3,7 @@
 use crate::lab::LIMIT;
 use anyhow::{Context, Result, ensure};
 use reknit_proto::v1::job_event::Event;
-use reknit_proto::v1::{Incident, JobEvent, LayoutCommitted};
+use reknit_proto::v1::{GpuHealthChanged, Incident, JobEvent, LayoutCommitted};
 use std::collections::BTreeMap;
 use tonic::Streaming;
 
@@ -17,6 +17,7 @@ pub struct Watch {
     pub explanation: String,
     pub layouts: Vec<LayoutCommitted>,
     pub incidents: Vec<Incident>,
+    pub healths: Vec<GpuHealthChanged>,
     pub samples_missing: u64,
     pub samples_repeated: u64,
     /// Steps whose samples are all accounted for.
@@ -33,6 +34,7 @@ impl Watch {
             explanation: String::new(),
             layouts: Vec::new(),
             incidents: Vec::new(),
+            healths: Vec::new(),
             samples_missing: 0,
             samples_repeated: 0,
             complete: 0,
@@ -87,7 +89,8 @@ impl Watch {
             }
             Event::Layout(layout) => self.layouts.push(layout),
             Event::Incident(incident) => self.incidents.push(incident),
-            Event::Worker(_) | Event::Note(_) | Event::Health(_) => {}
+            Event::Health(health) => self.healths.push(health),
+            Event::Worker(_) | Event::Note(_) => {}
         }
         Ok(())
     }

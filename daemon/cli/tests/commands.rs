@@ -115,11 +115,22 @@ fn what_is_not_there_is_told_with_the_command_that_lists_what_is() {
         (&["gpu", "drain"], "GPU-no", "reknit node list"),
         (&["gpu", "restore"], "node-7/1", "reknit node list"),
         (&["gpu", "drain"], "0.0.1", "reknit node list"),
+        (&["node", "quiesce"], "node-7", "reknit node list"),
+        (&["node", "resume"], "node-7", "reknit node list"),
+        (&["node", "probe"], "node-7", "reknit node list"),
     ] {
         let (status, error) = refused(&[command, &[name, "--daemon", &daemon.address]].concat());
         assert_eq!(status, 1, "{error}");
         assert!(error.contains(name) && error.contains(list), "{error}");
     }
+}
+
+#[test]
+fn a_power_limit_for_a_gpu_that_is_not_there() {
+    let daemon = Daemon::start();
+    let (status, error) = refused(&["gpu", "power", "node-7/1", "300", "--daemon", &daemon.address]);
+    assert_eq!(status, 1, "{error}");
+    assert!(error.contains("node-7/1") && error.contains("reknit node list"), "{error}");
 }
 
 #[test]
@@ -139,6 +150,8 @@ fn wrong_usage() {
         (&["demo", "--steps", "many"], "many"),
         (&["job", "list", "--format", "xml"], "json"),
         (&["job", "submit"], "<FILE>"),
+        (&["node", "quiesce", "n", "--for", "1d"], "2h"),
+        (&["gpu", "power", "n/0", "many"], "watts"),
     ] {
         let (status, error) = refused(args);
         assert_eq!(status, 64);
