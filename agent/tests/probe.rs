@@ -364,7 +364,11 @@ fn a_wait_for_events_that_never_returns_is_found_out() {
     let probe = Probe::start(&node, 100);
     node.set(0, "hangs=[\"nvmlEventSetWait_v2\"]");
     let began = Instant::now();
-    let call = probe.wait_for("busy wait", |line| Some(line["tick"]["busy"].get(0)?["call"].clone()));
+    let call = probe.wait_for("busy wait", |line| {
+        // Others are on their way for a moment.
+        let hung = line["tick"]["busy"].as_array()?.iter().find(|busy| busy["ms"].as_u64() > Some(1000))?;
+        Some(hung["call"].clone())
+    });
     assert_eq!(call, "nvmlEventSetWait_v2");
     assert!(began.elapsed() > Duration::from_secs(4), "a wait may take its time");
 }
@@ -417,7 +421,9 @@ fn garbage_is_passed_over_and_the_socket_s_end_ends_it() {
     probe.reading(&node.gpus[0]);
     set_node(&node, "hang=true");
     probe.order(json!("read_now"));
-    probe.wait_for("busy", |line| line["tick"]["busy"].get(0).cloned());
+    probe.wait_for("hung call", |line| {
+        line["tick"]["busy"].as_array()?.iter().find(|busy| busy["ms"].as_u64() > Some(200)).cloned()
+    });
     probe.socket.shutdown(Shutdown::Write).unwrap();
     assert!(probe.ended(Duration::from_secs(1)), "it outlives its supervisor");
 
@@ -446,17 +452,49 @@ fn a_storm_of_failing_waits_does_not_spin() {
     assert!(used <= 10, "{used} ticks in 2 s");
     assert!(said.iter().all(|line| line.get("gap").is_none()), "said once each");
     set_node(&node, "wait_error=null");
-    // Heard again.
+    hears_xids_again(&node, &probe);
+}
+
+/// Raises XIDs until one is heard: those from before the GPU's events were registered are lost.
+fn hears_xids_again(node: &Node, probe: &Probe) {
     let deadline = Instant::now() + PATIENCE;
-    let heard = || probe.within(Duration::from_millis(100), |line| line.get("xid").cloned());
     loop {
         assert!(Instant::now() < deadline, "no XID is heard any more");
-        node.xid(2, 31);
-        if let Some(xid) = heard() {
-            assert_eq!(xid, json!({"gpu": node.gpus[2], "xid": 31}));
-            break;
+        node.xid(0, 31);
+        if let Some(xid) = probe.within(Duration::from_millis(100), |line| line.get("xid").cloned()) {
+            assert_eq!(xid, json!({"gpu": node.gpus[0], "xid": 31}));
+            return;
         }
     }
+}
+
+#[test]
+fn events_that_cannot_be_had_at_first_are_asked_for_again() {
+    let node = Node::new(1);
+    node.set(0, "errors={\"nvmlDeviceRegisterEvents\":999}");
+    let probe = Probe::start(&node, 20);
+    let gap = probe.wait_for("gap", |line| line.get("gap").cloned());
+    let what = gap["what"].as_str().unwrap();
+    assert!(what.starts_with("XID events: NVML code 999 from nvmlDeviceRegisterEvents"), "{what}");
+    assert!(probe.reading(&node.gpus[0]).get("answers").is_some());
+    node.set(0, "errors={}");
+    hears_xids_again(&node, &probe);
+}
+
+#[test]
+fn a_gpu_that_comes_back_is_heard_again_at_once() {
+    let node = Node::new(1);
+    let probe = Probe::start(&node, 20);
+    node.set(0, "lost=true");
+    probe.wait_for("loss", |line| reading_of(line, &node.gpus[0])?.get("gone").cloned());
+    // Long enough for the listener to wait a second between its tries.
+    probe.all(Duration::from_secs(2));
+    node.set(0, "lost=false");
+    probe.wait_for("answer", |line| reading_of(line, &node.gpus[0])?.get("answers").cloned());
+    let back = Instant::now();
+    hears_xids_again(&node, &probe);
+    println!("heard {:?} after it came back", back.elapsed());
+    assert!(back.elapsed() < Duration::from_millis(400), "{:?}", back.elapsed());
 }
 
 #[test]
