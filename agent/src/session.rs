@@ -75,7 +75,7 @@ pub(crate) async fn keep(endpoint: Endpoint, news: mpsc::Sender<SessionNews>, re
             Ok(never) => match never {},
             Err(end) => end,
         };
-        // One that ends at once will end at once again: two agents that share a name take turns.
+        // One that ends at once will end at once again, such as that of a second agent under one name.
         if welcomed && began.elapsed() > RETRY_LIMIT {
             delay = RETRY;
             told.clear();

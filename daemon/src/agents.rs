@@ -148,12 +148,11 @@ impl Agents {
     pub fn answered(&mut self, node: &NodeName, answer: v1::OrderDone) {
         let own = self.asked.get(&answer.request).is_some_and(|asked| asked.node == *node);
         if let Some(asked) = self.asked.remove(&answer.request).filter(|_| own) {
-            let told = if answer.ok || asked.done {
-                Ok(answer.message)
-            } else {
-                Err(Refusal::FailedPrecondition(answer.message))
-            };
-            let _ = asked.reply.send(told);
+            let _ = asked.reply.send(match (answer.ok, asked.done) {
+                (true, _) => Ok(answer.message),
+                (false, true) => Ok(String::new()),
+                (false, false) => Err(Refusal::FailedPrecondition(answer.message)),
+            });
         }
     }
 

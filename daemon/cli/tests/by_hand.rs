@@ -137,6 +137,11 @@ fn the_commands_of_the_document_do_what_it_says() {
     shell.until_running("[3, 4]");
     run(&mut shell, "reknit gpu restore node-0/1");
     shell.until_running("[4, 4]");
+    run(&mut shell, "reknit node quiesce node-1");
+    shell.until(&["node", "list"], 4, &["node-1", "quiesced", "unknown"]);
+    run(&mut shell, "reknit node resume node-1");
+    shell.until(&["node", "list"], 8, &["connected", "healthy"]);
+    shell.until_running("[4, 4]");
     // Not in the document: a place names a GPU too, also while nobody is there.
     shell.run("reknit gpu drain 1.0.1");
     shell.until_running("[4, 3]");

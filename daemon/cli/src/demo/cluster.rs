@@ -158,7 +158,14 @@ impl Cluster {
         let driver_state = self.dir.path().join(format!("{name}.gpus.json"));
         let gpus = TENSOR.to_string();
         self.driver(&["init", "--gpus", &gpus, "--node", name], Some(&driver_state), &[]).await?;
+        let policy = self.dir.path().join("policy.toml");
+        let hold = self.rejoin_hold.as_millis();
+        // The driver's word that a GPU is well again counts soon: this is a demonstration.
+        std::fs::write(&policy, format!("version = 1\n[gate]\nhold = \"{hold}ms\"\n"))
+            .map_err(Failure::failed(policy.display()))?;
         let args: Vec<OsString> = vec![
+            "--policy".into(),
+            policy.into(),
             "--daemon".into(),
             daemon.into(),
             "--node".into(),
