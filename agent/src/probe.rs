@@ -14,7 +14,7 @@ use protocol::{Failure, GpuIdentity, ProbeLine, ProbeOrder};
 use rustix::process::{Signal, getpid, kill_process};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::thread;
 use std::time::Duration;
 use supervisor::{Orders, Supervisor};
@@ -38,8 +38,11 @@ pub(crate) struct ProbeArguments {
     pub(crate) log: LogFormat,
 }
 
-/// The GPUs being watched, once they are.
-type Watches = OnceLock<Vec<Arc<Watch>>>;
+/// With every so many readings it is looked for GPUs that were not there before.
+const SCOUT_EVERY: u32 = 10;
+
+/// The GPUs being watched.
+type Watches = RwLock<Vec<Arc<Watch>>>;
 
 /// Runs until the supervisor closes the socket, or SIGTERM ends it, which is left to the kernel: no clean-up
 /// can hang.
@@ -57,7 +60,7 @@ pub(crate) fn run(arguments: &ProbeArguments) -> ExitCode {
         return ExitCode::SUCCESS;
     };
     // From here on the driver may block any thread but this one, which sees the supervisor go.
-    let watches = Arc::new(Watches::new());
+    let watches = Arc::new(Watches::default());
     let (ordered, to) = (watches.clone(), supervisor.clone());
     thread::spawn(move || obey(orders, &ordered, &to));
     let (nvml, found) = match start(&arguments.nvml_library, expected) {
@@ -67,28 +70,73 @@ pub(crate) fn run(arguments: &ProbeArguments) -> ExitCode {
             end();
         }
     };
-    let ready = ProbeLine::Ready {
+    let party = Party {
+        nvml,
         driver: nvml.sys_driver_version().unwrap_or_default(),
-        gpus: found.iter().map(|found| found.gpu.clone()).collect(),
-        silent: found.iter().filter(|f| !f.answers).map(|f| f.gpu.uuid.clone()).collect(),
+        interval: Duration::from_millis(arguments.interval_ms),
+        watches: watches.clone(),
+        supervisor: supervisor.clone(),
     };
-    let (mut watched, mut to_start) = (Vec::new(), Vec::new());
-    for found in found {
-        let (watch, queue) = Watch::new(nvml, found.gpu, supervisor.clone());
-        watched.push(watch.clone());
-        to_start.push((watch, queue, found.events));
-    }
-    // Orders are taken from `Ready` on, and readings follow it.
-    let watches = watches.get_or_init(|| watched);
-    supervisor.say(&ready);
-    let interval = Duration::from_millis(arguments.interval_ms);
-    for (watch, queue, events) in to_start {
-        watch.start(queue, events, interval);
-    }
+    party.admit(found);
+    thread::spawn(move || party.scout());
     loop {
-        let busy = watches.iter().filter_map(|watch| watch.busy()).collect();
+        let busy = read(&watches).iter().filter_map(|watch| watch.busy()).collect();
         supervisor.say(&ProbeLine::Tick { busy });
         thread::sleep(TICK);
+    }
+}
+
+fn read(watches: &Watches) -> RwLockReadGuard<'_, Vec<Arc<Watch>>> {
+    watches.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Brings GPUs under watch: those that are there at the start, and those that come later.
+struct Party {
+    nvml: &'static Nvml,
+    driver: String,
+    interval: Duration,
+    watches: Arc<Watches>,
+    supervisor: Arc<Supervisor>,
+}
+
+impl Party {
+    /// Orders for the GPUs are taken from `Ready` on, and their readings follow it.
+    fn admit(&self, found: Vec<Found>) {
+        let silent = found.iter().filter(|f| !f.answers).map(|f| f.gpu.uuid.clone()).collect();
+        let mut to_start = Vec::new();
+        let mut watches = self.watches.write().unwrap_or_else(PoisonError::into_inner);
+        for found in found {
+            let (watch, queue) = Watch::new(self.nvml, found.gpu, self.supervisor.clone());
+            watches.push(watch.clone());
+            to_start.push((watch, queue, found.events));
+        }
+        let gpus = watches.iter().map(|watch| watch.gpu().clone()).collect();
+        drop(watches);
+        self.supervisor.say(&ProbeLine::Ready { driver: self.driver.clone(), gpus, silent });
+        for (watch, queue, events) in to_start {
+            watch.start(queue, events, self.interval);
+        }
+    }
+
+    /// A GPU that did not answer at the start, or was not there, has no name until it does.
+    fn scout(&self) {
+        loop {
+            thread::sleep(self.interval.saturating_mul(SCOUT_EVERY));
+            let known: Vec<GpuIdentity> = read(&self.watches).iter().map(|w| w.gpu().clone()).collect();
+            let mut found = nvml::newcomers(self.nvml, &known);
+            for newcomer in &mut found {
+                let gpu = &mut newcomer.gpu;
+                tracing::info!(gpu = %gpu.uuid, place = gpu.pci_bus_id, "another GPU is there");
+                // Indices shift when a GPU is missing, and those given stay.
+                let taken = |index| known.iter().any(|known| known.index == index);
+                if taken(gpu.index) {
+                    gpu.index = (0..).find(|index| !taken(*index)).unwrap_or(gpu.index);
+                }
+            }
+            if !found.is_empty() {
+                self.admit(found);
+            }
+        }
     }
 }
 
@@ -103,7 +151,7 @@ fn end() -> ! {
 /// Passes orders to the GPUs' threads, and ends the probe with its supervisor. Never waits for a GPU.
 fn obey(mut orders: Orders, watches: &Watches, supervisor: &Supervisor) {
     while let Some(order) = orders.next() {
-        let watches = watches.get().map_or(&[][..], Vec::as_slice);
+        let watches = read(watches);
         match order {
             // A probe that just started reads both sets anyway.
             ProbeOrder::ReadNow => watches.iter().for_each(|watch| watch.read_now()),

@@ -517,6 +517,32 @@ fn what_only_root_may_ask_is_a_gap_said_once() {
 }
 
 #[test]
+fn a_gpu_that_comes_later_is_watched_too() {
+    let node = Node::new(3);
+    node.set(0, "absent=true");
+    node.set(1, "hang=true");
+    let mut probe = Probe::spawn(&node, 20);
+    let names = |line: &Value| -> Option<Vec<(Value, Value)>> {
+        let gpus = line.get("ready")?["gpus"].as_array()?;
+        Some(gpus.iter().map(|gpu| (gpu["uuid"].clone(), gpu["index"].clone())).collect())
+    };
+    let third = (json!(node.gpus[2]), json!(1));
+    assert_eq!(probe.wait_for("ready", names), [third.clone()]);
+    assert!(probe.reading(&node.gpus[2]).get("answers").is_some());
+    node.set(1, "hang=false");
+    let second = (json!(node.gpus[1]), json!(0));
+    assert_eq!(probe.wait_for("ready", names), [third.clone(), second.clone()]);
+    assert!(probe.reading(&node.gpus[1]).get("answers").is_some());
+    node.set(0, "absent=false");
+    // The places of before are taken.
+    let first = (json!(node.gpus[0]), json!(2));
+    assert_eq!(probe.wait_for("ready", names), [third, second, first]);
+    assert!(probe.reading(&node.gpus[0]).get("answers").is_some());
+    probe.set_power_limit(&node.gpus[0], Some(400_000));
+    assert_eq!(probe.power_limit(), json!({"gpu": node.gpus[0], "set": {"Ok": 400_000}}));
+}
+
+#[test]
 fn an_event_has_both_sets_read_at_once() {
     let node = Node::new(2);
     let probe = Probe::start(&node, 60_000);

@@ -74,6 +74,16 @@ pub(super) fn enumerate(nvml: &'static Nvml, limit: Duration) -> Result<Vec<Foun
     Ok(gpus)
 }
 
+/// The GPUs that answer and are not among `known`. Waits for those that hang.
+pub(super) fn newcomers(nvml: &'static Nvml, known: &[GpuIdentity]) -> Vec<Found> {
+    let is_new = |index: &u32| {
+        let uuid = nvml.device_by_index(*index).and_then(|device| device.uuid());
+        uuid.is_ok_and(|uuid| known.iter().all(|known| known.uuid.0 != uuid))
+    };
+    let count = nvml.device_count().unwrap_or(0);
+    (0..count).filter(is_new).filter_map(|index| identify(nvml, index).ok()).collect()
+}
+
 fn identify(nvml: &'static Nvml, index: u32) -> Result<Found, Fault> {
     // Nobody watches these calls: the GPU has no name yet, and its answer has a deadline.
     let (calls, mut withheld) = (Calls::default(), BTreeSet::new());
