@@ -113,6 +113,7 @@ impl Party {
         let gpus = watches.iter().map(|watch| watch.gpu().clone()).collect();
         drop(watches);
         self.supervisor.say(&ProbeLine::Ready { driver: self.driver.clone(), gpus, silent });
+        read(&self.watches).iter().for_each(|watch| watch.repeat_gaps());
         for (watch, queue, events) in to_start {
             watch.start(queue, events, self.interval);
         }

@@ -35,7 +35,7 @@ pub(crate) enum ProbeOrder {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ProbeLine {
-    /// First of all, unless NVML cannot be used.
+    /// First of all, unless NVML cannot be used. Again when more GPUs were found; every `Gap` follows again.
     Ready {
         driver: String,
         gpus: Vec<GpuIdentity>,
@@ -55,7 +55,7 @@ pub(crate) enum ProbeLine {
         gpu: GpuId,
         xid: u64,
     },
-    /// Something about this GPU cannot be seen, such as without root. Said once each.
+    /// Something about this GPU cannot be seen, such as without root. Said once each after a `Ready`.
     Gap {
         gpu: GpuId,
         /// What and why, such as `XID events: NVML answers NoPermission`.

@@ -8,7 +8,7 @@ use nvml_wrapper::Nvml;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
@@ -48,6 +48,8 @@ pub(super) struct Watch {
     read_asked: AtomicBool,
     sampler_calls: Calls,
     listener_calls: Calls,
+    /// What cannot be seen of this GPU, as told so far.
+    gaps: Mutex<Vec<String>>,
     /// Woken when the GPU answers again.
     listener: OnceLock<Thread>,
 }
@@ -60,11 +62,17 @@ impl Watch {
         supervisor: Arc<Supervisor>,
     ) -> (Arc<Self>, Receiver<Errand>) {
         let (errands, queue) = sync_channel(QUEUED_ERRANDS);
-        let (sampler_calls, listener_calls) = (Calls::default(), Calls::default());
-        let read_asked = AtomicBool::new(false);
-        let listener = OnceLock::new();
-        let watch =
-            Self { nvml, gpu, supervisor, errands, read_asked, sampler_calls, listener_calls, listener };
+        let watch = Self {
+            nvml,
+            gpu,
+            supervisor,
+            errands,
+            read_asked: AtomicBool::new(false),
+            sampler_calls: Calls::default(),
+            listener_calls: Calls::default(),
+            gaps: Mutex::default(),
+            listener: OnceLock::new(),
+        };
         (Arc::new(watch), queue)
     }
 
@@ -126,6 +134,17 @@ impl Watch {
     }
 
     fn gap(&self, what: String) {
+        self.gaps.lock().unwrap_or_else(PoisonError::into_inner).push(what.clone());
+        self.say_gap(what);
+    }
+
+    /// Tells the gaps again: the supervisor forgets them at `Ready`.
+    pub(super) fn repeat_gaps(&self) {
+        let gaps = self.gaps.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        gaps.into_iter().for_each(|what| self.say_gap(what));
+    }
+
+    fn say_gap(&self, what: String) {
         self.supervisor.say(&ProbeLine::Gap { gpu: self.gpu.uuid.clone(), what });
     }
 
