@@ -8,8 +8,13 @@ use std::ffi::OsString;
 use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 use tonic::transport::Endpoint;
+
+/// For the state folder's lock.
+const LOCK_LIMIT: Duration = Duration::from_secs(1);
 
 /// Watches this node's GPUs and runs the workers on them.
 #[derive(Debug, Parser)]
@@ -193,13 +198,20 @@ impl RunArguments {
     }
 }
 
+/// Waits a little: a worker that an agent was starting when it died holds the lock with it, until it has become the
+/// worker, and is found by this agent then.
 fn lock(state_dir: &Path, logs: &Path) -> Result<fs::File, ConfigError> {
     let failed = |source| ConfigError::StateDir { path: state_dir.to_owned(), source };
     fs::create_dir_all(logs).map_err(failed)?;
     let lock = fs::File::create(state_dir.join("lock")).map_err(failed)?;
-    match lock.try_lock() {
-        Ok(()) => Ok(lock),
-        Err(fs::TryLockError::WouldBlock) => Err(ConfigError::StateDirTaken(state_dir.to_owned())),
-        Err(fs::TryLockError::Error(source)) => Err(failed(source)),
+    let (tell, locked) = mpsc::channel();
+    // It stays where it waits if the lock is never free; the agent ends then.
+    thread::spawn(move || {
+        let result = lock.lock().map(|()| lock);
+        let _nobody_waits = tell.send(result);
+    });
+    match locked.recv_timeout(LOCK_LIMIT) {
+        Ok(result) => result.map_err(failed),
+        Err(_) => Err(ConfigError::StateDirTaken(state_dir.to_owned())),
     }
 }

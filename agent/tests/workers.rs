@@ -361,3 +361,46 @@ async fn without_a_journal_the_agent_says_so() {
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(error.contains("no journal") && error.contains("--worker-logs files"), "{error}");
 }
+
+/// Processes that run the node's worker program.
+fn workers_of(node: &Node) -> Vec<u32> {
+    let program = node.worker.to_str().unwrap();
+    let pids = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| command_line(*pid).starts_with(&format!("/bin/sh {program}")) && runs(*pid)).collect()
+}
+
+#[tokio::test]
+async fn an_agent_killed_at_any_moment_of_a_start_knows_its_worker() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(1));
+    node.write_worker("#!/bin/sh\nwhile :; do sleep 1000; done\n");
+    let mut agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    let (mut adopted, mut not_started) = (0, 0);
+    for moment in 1..=40 {
+        session.spawn(&node.gpus[0], moment).await;
+        // Finer than a timer.
+        let ordered = Instant::now();
+        while ordered.elapsed() < Duration::from_micros(moment * 150) {
+            tokio::task::yield_now().await;
+        }
+        agent.kill();
+        agent = node.start(&daemon);
+        session = daemon.session().await;
+        let listed: Vec<_> = session.hello.workers.iter().map(|worker| worker.pid).collect();
+        assert_eq!(listed, workers_of(&node), "moment {moment}");
+        if listed.is_empty() {
+            not_started += 1;
+            continue;
+        }
+        adopted += 1;
+        session.fence(&node.gpus[0], moment).await;
+        session.exited().await;
+    }
+    println!("{adopted} adopted, {not_started} not started");
+    assert!(
+        adopted > 0 && not_started > 0,
+        "{adopted} adopted, {not_started} not started: no moment in between"
+    );
+    drop(agent);
+}

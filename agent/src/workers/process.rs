@@ -15,6 +15,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 /// What is the same for every worker of the node.
 #[derive(Debug, Clone)]
@@ -84,6 +86,14 @@ impl Process {
 
     /// The process of a spawn that the agent did not live to note.
     pub(super) fn of_spawn(spawn: &str) -> Option<Started> {
+        Self::find_spawn(spawn).or_else(|| {
+            // A program that is just being started has no environment for some microseconds.
+            thread::sleep(Duration::from_millis(5));
+            Self::find_spawn(spawn)
+        })
+    }
+
+    fn find_spawn(spawn: &str) -> Option<Started> {
         proc::pids().into_iter().find_map(|pid| {
             let stat = proc::stat(pid)?;
             let leader = stat.group == pid && proc::is_of_spawn(pid, spawn);
