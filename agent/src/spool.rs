@@ -36,12 +36,14 @@ pub(crate) struct Spool<T> {
     file: Option<File>,
     lines: usize,
     dropped: u64,
+    /// Every number below this was given, or never will be.
+    given: u64,
 }
 
 impl<T: Serialize + DeserializeOwned> Spool<T> {
     /// Goes on from what the file holds. `first`: the least number, if the file knows of none.
     pub(crate) fn open(path: &Path, first: u64) -> Self {
-        let mut outbox = Outbox::new(first);
+        let mut outbox = Outbox::new(0);
         let text = match fs::read(path) {
             Ok(text) => text,
             Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -54,7 +56,9 @@ impl<T: Serialize + DeserializeOwned> Spool<T> {
         if unreadable > 0 {
             warn!(path = %path.display(), unreadable, "some lines cannot be read and are left out");
         }
-        let mut spool = Self { path: path.to_owned(), outbox, file: None, lines: 0, dropped: 0 };
+        let given = outbox.next();
+        outbox.not_below(first);
+        let mut spool = Self { path: path.to_owned(), outbox, file: None, lines: 0, dropped: 0, given };
         // Also ends a line that was torn.
         if let Err(e) = spool.rewrite() {
             spool.say_unwritable(&e);
@@ -80,8 +84,16 @@ impl<T: Serialize + DeserializeOwned> Spool<T> {
                 );
             }
         }
+        self.given = number + 1;
         self.compact();
         number
+    }
+
+    /// Whether this number was given to an item, as far as the file knows. Asked at a start: the agent may have died
+    /// just before.
+    #[allow(dead_code, reason = "the agent will ask for what it remembers")]
+    pub(crate) fn has_given(&self, number: u64) -> bool {
+        number < self.given
     }
 
     pub(crate) fn acknowledge(&mut self, number: u64) {
@@ -197,6 +209,7 @@ mod tests {
         std::mem::forget(spool);
         let mut spool: Spool<String> = Spool::open(&path, 5);
         assert_eq!(waiting(&spool), [item(100), item(102)]);
+        assert!(spool.has_given(102) && !spool.has_given(103));
         assert_eq!(spool.push("x".to_owned()), 103, "numbers grow on, though the clock went back");
         for number in [100, 102, 103] {
             spool.acknowledge(number);
@@ -204,6 +217,20 @@ mod tests {
         drop(spool);
         let spool: Spool<String> = Spool::open(&path, 5);
         assert_eq!((waiting(&spool), spool.next()), (Vec::new(), 104));
+    }
+
+    #[test]
+    fn tells_which_numbers_were_given_though_the_clock_is_ahead() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("spool.jsonl");
+        let mut spool = Spool::open(&path, 100);
+        assert!(!spool.has_given(100));
+        spool.push(item(100).1);
+        assert!(spool.has_given(100) && !spool.has_given(101));
+        drop(spool);
+        let spool: Spool<String> = Spool::open(&path, 5_000);
+        assert!(spool.has_given(100) && !spool.has_given(101));
+        assert_eq!(spool.next(), 5_000);
     }
 
     #[test]
