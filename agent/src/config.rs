@@ -1,5 +1,6 @@
 //! The command line and what follows from it.
 
+use crate::check::CheckArguments;
 use crate::policy::command::PolicyArguments;
 use crate::probe::ProbeArguments;
 use crate::workers::{JOURNAL, LogTo, WorkerSpec, connect_journal};
@@ -32,6 +33,9 @@ pub(crate) enum Command {
     /// The process that loads NVML; the agent starts it.
     #[command(hide = true)]
     Probe(ProbeArguments),
+    /// Look at this node's GPUs for some seconds. Exits with 0 when all are healthy, 1 when something is drained
+    /// or predicted, 2 when something is fatal, 3 when nothing can be seen.
+    Check(CheckArguments),
     /// Check a policy file, or explain what would happen.
     Policy(PolicyArguments),
 }

@@ -43,7 +43,7 @@ impl Verdict {
         }
     }
 
-    fn unknown(cause: &str) -> Self {
+    pub(crate) fn unknown(cause: &str) -> Self {
         Self {
             class: Class::Unknown,
             cause: cause.to_owned(),

@@ -1,13 +1,14 @@
 //! `reknit-agent`: one per node. Watches the GPUs through NVML, runs the workers, and tells the daemon.
 
 mod agent;
+mod check;
 mod clock;
 mod config;
 mod convert;
 mod files;
 mod health;
-#[allow(dead_code, reason = "the agent does not start it yet")]
 mod kernel_log;
+mod node_health;
 mod outbox;
 mod policy;
 mod power;
@@ -32,6 +33,7 @@ const EX_DATAERR: u8 = 65;
 const EX_UNAVAILABLE: u8 = 69;
 const EX_SOFTWARE: u8 = 70;
 const EX_OSERR: u8 = 71;
+const EX_IOERR: u8 = 74;
 
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
@@ -44,19 +46,17 @@ fn main() -> ExitCode {
     };
     match (arguments.command, arguments.run) {
         (Some(Command::Probe(arguments)), _) => {
-            start_logging(arguments.log);
+            start_logging(arguments.log, "info");
             probe::run(&arguments)
         }
         (Some(Command::Policy(arguments)), _) => match policy::command::run(arguments) {
-            Ok(text) => {
-                let _reader_went_away = io::stdout().lock().write_all(text.as_bytes());
-                ExitCode::SUCCESS
-            }
+            Ok(text) => print(&text, ExitCode::SUCCESS),
             Err(e) => {
                 eprintln!("reknit-agent: {e}");
                 ExitCode::from(EX_DATAERR)
             }
         },
+        (Some(Command::Check(arguments)), _) => look(arguments),
         (None, Some(arguments)) => run(arguments),
         (None, None) => {
             eprintln!("reknit-agent: give --daemon and --node; --help tells more");
@@ -66,7 +66,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: RunArguments) -> ExitCode {
-    start_logging(arguments.log);
+    start_logging(arguments.log, "info");
     let config = match arguments.check() {
         Ok(config) => config,
         Err(e) => {
@@ -95,8 +95,35 @@ fn run(arguments: RunArguments) -> ExitCode {
     }
 }
 
-fn start_logging(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+/// The answer of a command that only tells.
+fn print(text: &str, code: ExitCode) -> ExitCode {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
+            eprintln!("reknit-agent: stdout: {e}");
+            ExitCode::from(EX_IOERR)
+        }
+        Ok(()) | Err(_) => code,
+    }
+}
+
+fn look(arguments: check::CheckArguments) -> ExitCode {
+    // What is found is the answer, not the log.
+    start_logging(LogFormat::Human, "error");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let findings =
+        runtime.map_err(check::CheckError::from).and_then(|runtime| runtime.block_on(check::look(arguments)));
+    match findings {
+        Ok(findings) => print(&findings.text(), ExitCode::from(findings.exit_code())),
+        Err(e) => {
+            eprintln!("reknit-agent: {e}");
+            ExitCode::from(EX_USAGE)
+        }
+    }
+}
+
+fn start_logging(format: LogFormat, level: &str) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(io::stderr().is_terminal())

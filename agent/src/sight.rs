@@ -14,6 +14,17 @@ pub(crate) enum Observability {
     Quiesced,
 }
 
+impl Observability {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Degraded => "degraded",
+            Self::Blind => "blind",
+            Self::Quiesced => "quiesced",
+        }
+    }
+}
+
 /// Whether there is a probe that reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Probe {

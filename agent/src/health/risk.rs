@@ -25,7 +25,8 @@ impl RiskScore {
             *points *= left;
             *points >= LEAST
         });
-        self.at = Some(now);
+        // An event may be told late, such as from the kernel log.
+        self.at = self.at.max(Some(now));
         *self.points.entry(cause.to_owned()).or_insert(0.0) += points;
     }
 
