@@ -61,6 +61,7 @@ pub(super) fn of_fast(
             Signal::RecoveryReboot,
             Signal::RecoveryDrainP2p,
             Signal::RecoveryDrainAndReset,
+            Signal::RecoveryImexDomain,
         ] {
             seen.push(Seen::flag(signal, asked == Some(signal), format!("recovery action {action}")));
         }

@@ -17,6 +17,7 @@ pub(crate) enum Signal {
     RecoveryReboot,
     RecoveryDrainP2p,
     RecoveryDrainAndReset,
+    RecoveryImexDomain,
     EccUncorrected,
     EccCorrectedRate,
     NvlinkDown,
@@ -45,16 +46,16 @@ pub(crate) enum Signal {
 }
 
 impl Signal {
-    /// The driver's own verdict, NVML field 230. Source: `nvml.h`, release 13.0; a number it does not
+    /// The driver's own verdict, NVML field 230. Source: `nvml.h`, release 13.5; a number it does not
     /// name is taken as a call for a reboot, the strongest it knows.
     pub(crate) const fn of_recovery_action(action: u32) -> Option<Self> {
         match action {
             0 => None,
-            1 => Some(Self::RecoveryReset),
-            2 => Some(Self::RecoveryReboot),
+            1 | 6 => Some(Self::RecoveryReset),
+            2 | 7 | 8.. => Some(Self::RecoveryReboot),
             3 => Some(Self::RecoveryDrainP2p),
             4 => Some(Self::RecoveryDrainAndReset),
-            5.. => Some(Self::RecoveryReboot),
+            5 => Some(Self::RecoveryImexDomain),
         }
     }
 
@@ -69,6 +70,7 @@ impl Signal {
             | Self::RecoveryReboot
             | Self::RecoveryDrainP2p
             | Self::RecoveryDrainAndReset
+            | Self::RecoveryImexDomain
             | Self::HardwareSlowdown
             | Self::SoftwarePowerCap
             | Self::PowerUnreadable
