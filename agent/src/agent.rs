@@ -2,18 +2,19 @@
 
 mod orders;
 
-use crate::clock::{Clock, Millis};
+use crate::clock::Clock;
 use crate::config::Config;
 use crate::convert;
 use crate::files;
-use crate::health::{Boot, Memory, Tracker, Transition, Verdict, XidSeen};
-use crate::policy::Policies;
+use crate::health::{Memory, Transition, Verdict};
+use crate::kernel_log::{Cursor, KernelLog, LogNews, LogStart};
+use crate::node_health::{Heard, NodeHealth};
+use crate::policy::{PolicyFileError, PolicySource};
 use crate::power::Leases;
-use crate::probe::protocol::{GpuIdentity, ProbeLine};
+use crate::probe::protocol::{GpuIdentity, ProbeLine, ProbeOrder};
 use crate::probe_keeper::{KeeperOrder, ProbeKeeper, ProbeNews};
 use crate::requests::Requests;
 use crate::session::{self, SessionNews};
-use crate::sight::Sight;
 use crate::spool::Spool;
 use crate::workers::{Exit, Spawn, WorkerId, Workers};
 use reknit_layout::GpuId;
@@ -21,8 +22,7 @@ use reknit_proto::v1;
 use reknit_proto::v1::agent_order::Order;
 use reknit_proto::v1::agent_report::Report;
 use rustix::process::Signal;
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
@@ -50,12 +50,10 @@ const FIRST_LOOK: Duration = Duration::from_secs(10);
 /// Why the agent ended other than by being told to.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AgentError {
-    #[error(
-        "cannot load the NVML library {path}: {why}; install the NVIDIA driver, or give the library's path with --nvml-library"
-    )]
-    Library { path: PathBuf, why: String },
     #[error(transparent)]
-    Policy(#[from] crate::policy::PolicyFileError),
+    Policy(#[from] PolicyFileError),
+    #[error("cannot follow the kernel log: {0}")]
+    KernelLog(std::io::Error),
     #[error("cannot look after workers: {0}")]
     Workers(std::io::Error),
     #[error("cannot listen for signals: {0}")]
@@ -64,15 +62,14 @@ pub(crate) enum AgentError {
 
 struct Agent {
     config: Config,
-    clock: Clock,
-    boot: Boot,
+    node: NodeHealth,
+    policy: PolicySource,
+    /// The last line of the kernel log that was taken in.
+    cursor: Option<Cursor>,
     /// Random, of this start.
     instance: String,
-    tracker: Tracker,
     /// As last written down.
-    memory: Memory,
-    sight: Sight,
-    gpus: BTreeMap<GpuId, GpuIdentity>,
+    remembered: Remembered,
     workers: Workers,
     spool: Spool<Transition>,
     power: Leases,
@@ -86,6 +83,16 @@ struct Agent {
     reopen_session: Arc<Notify>,
 }
 
+/// `health.json`. Written before the transitions are spooled and sent, so that what is remembered as told is told.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct Remembered {
+    memory: Memory,
+    kernel_log: Option<Cursor>,
+    /// The newest transitions, which the spool may lack if the agent died in between.
+    newest: Vec<(u64, Transition)>,
+}
+
 /// Runs until a signal ends it.
 pub(crate) async fn run(config: Config) -> Result<(), AgentError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(AgentError::Signals)?;
@@ -94,22 +101,19 @@ pub(crate) async fn run(config: Config) -> Result<(), AgentError> {
     let workers =
         Workers::adopt(config.worker.clone(), &config.state_dir, exits_in).map_err(AgentError::Workers)?;
     let (probe_orders, probe_orders_out) = mpsc::channel(QUEUED_NEWS);
-    let clock = Clock::start();
-    let (boot, folder) = (boot(clock.now()), config.state_dir.clone());
-    let memory: Memory = files::load_json(&folder.join(MEMORY)).unwrap_or_default();
-    let policies = Policies::built_in().map_err(crate::policy::PolicyFileError::from)?;
+    let (clock, folder) = (Clock::start(), config.state_dir.clone());
+    let remembered: Remembered = files::load_json(&folder.join(MEMORY)).unwrap_or_default();
+    let (policy, policies, refused) = PolicySource::open(config.policy.clone(), &folder)?;
     let mut agent = Agent {
-        tracker: Tracker::new(policies, boot.clone(), memory.clone()),
-        memory,
-        boot,
+        node: NodeHealth::new(clock, policies, remembered.memory.clone()),
+        policy,
+        cursor: remembered.kernel_log.clone(),
+        remembered,
         instance: files::unique().map_err(AgentError::Workers)?,
         // Later than any number of an earlier start that lost its state folder, as long as that sent less than one
         // transition a microsecond.
         spool: Spool::open(&folder.join(TRANSITIONS), clock.now().0.saturating_mul(1_000)),
         power: Leases::restored(files::load_json(&folder.join(POWER)).unwrap_or_default()),
-        clock,
-        sight: Sight::default(),
-        gpus: BTreeMap::new(),
         workers,
         requests: Requests::default(),
         link: None,
@@ -119,14 +123,21 @@ pub(crate) async fn run(config: Config) -> Result<(), AgentError> {
         reopen_session: Arc::default(),
         config,
     };
+    agent.node.sight.bad_policy = refused;
+    agent.spool_newest();
     let mut probe = agent.start_probe(probe_orders_out);
-    agent.first_look(&mut probe).await?;
+    agent.first_look(&mut probe).await;
+    let (log_in, mut log) = mpsc::channel(QUEUED_NEWS);
+    let start = agent.cursor.clone().map_or(LogStart::End, LogStart::After);
+    let _follows =
+        KernelLog::start(agent.config.kmsg.clone(), start, log_in).map_err(AgentError::KernelLog)?;
     let mut session = agent.start_session();
     let mut heartbeat = interval(HEARTBEAT);
     heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             Some(news) = probe.recv() => agent.probe_news(news),
+            Some(news) = log.recv() => agent.log_news(news),
             Some((worker, exit)) = exits.recv() => agent.worker_exited(&worker, &exit),
             Some(news) = session.recv() => {
                 if let Some(every) = agent.session_news(news) {
@@ -142,14 +153,6 @@ pub(crate) async fn run(config: Config) -> Result<(), AgentError> {
     }
     agent.stop(&mut exits).await;
     Ok(())
-}
-
-/// This boot of the node.
-fn boot(now: Millis) -> Boot {
-    let uptime = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
-    let uptime = uptime.split_ascii_whitespace().next().and_then(|seconds| seconds.parse().ok());
-    let uptime = Duration::try_from_secs_f64(uptime.unwrap_or(0.0)).unwrap_or_default();
-    Boot { id: files::boot_id().unwrap_or_default(), at: now.before(uptime) }
 }
 
 impl Agent {
@@ -176,25 +179,13 @@ impl Agent {
         receiver
     }
 
-    /// Waits until the GPUs are known, so that the first hello names them. Goes on without them when the
-    /// driver does not answer; only a library that cannot be loaded ends the agent.
-    async fn first_look(&mut self, probe: &mut mpsc::Receiver<ProbeNews>) -> Result<(), AgentError> {
-        let path = self.config.nvml_library.clone();
-        let look = async {
-            if let Some(news) = probe.recv().await {
-                if let ProbeNews::Ended { why, library: true } = news {
-                    return Err(AgentError::Library { path, why });
-                }
-                self.probe_news(news);
-            }
-            Ok(())
-        };
-        match timeout(FIRST_LOOK, look).await {
-            Ok(result) => result,
-            Err(_) => {
-                warn!("the driver does not answer: the node is blind");
-                Ok(())
-            }
+    /// Waits until the GPUs are known, so that the first hello names them. Goes on without them when there is no
+    /// driver or it does not answer: one may come.
+    async fn first_look(&mut self, probe: &mut mpsc::Receiver<ProbeNews>) {
+        match timeout(FIRST_LOOK, probe.recv()).await {
+            Ok(Some(news)) => self.probe_news(news),
+            Ok(None) => {}
+            Err(_) => warn!("the driver does not answer: the node is blind"),
         }
     }
 
@@ -205,102 +196,115 @@ impl Agent {
             ProbeNews::Ended { why, library: _ } => {
                 self.replacing_probe = false;
                 // A quiesce has told already why nothing is seen.
-                if self.sight.quiesced_until().is_none() {
-                    let cause = format!("the node is blind: {why}");
-                    let transitions = self.tracker.blind(self.clock.now(), &cause);
-                    self.sight.ended(cause);
-                    self.report_health(transitions);
+                if self.node.sight.quiesced_until().is_none() {
+                    let heard = self.node.ended(&why);
+                    self.heard(heard);
                 }
             }
         }
     }
 
     fn probe_line(&mut self, line: ProbeLine) {
-        let now = self.clock.now();
         // Of a probe that had not ended yet when it was told to.
-        let late = self.sight.quiesced_until().is_some();
-        match line {
-            ProbeLine::Ready { .. } | ProbeLine::Reading { .. } | ProbeLine::Tick { .. } if late => {}
-            ProbeLine::Ready { gpus, silent, driver: _ } => {
-                self.sight.ready(gpus.iter().map(|gpu| &gpu.uuid));
-                self.gpus_found(gpus, &silent);
-                self.power.probe_started();
-            }
-            ProbeLine::Reading { gpu, reading } => {
-                self.sight.reading(now, &gpu, &reading);
-                let transition = self.tracker.reading(now, &gpu, &reading);
-                self.report_health(transition);
-                if reading.is_whole() {
-                    let answers = self.requests.read(&gpu);
-                    self.answer(answers);
-                }
-            }
-            ProbeLine::Xid { gpu, xid } => {
-                let transition = self.tracker.xid(now, &gpu, &XidSeen { number: xid, log: None });
-                self.report_health(transition);
-                info!(%gpu, xid, "XID");
-            }
-            ProbeLine::Tick { busy } => {
-                let (transitions, blind) = self.tracker.hung(now, &busy);
-                self.report_health(transitions);
-                if blind && !self.replacing_probe {
-                    self.replacing_probe = true;
-                    self.order_probe(KeeperOrder::Replace);
-                }
-            }
-            ProbeLine::Gap { gpu, what } => {
-                info!(%gpu, what, "cannot be seen");
-                self.sight.gap(&gpu, what);
-            }
-            ProbeLine::PowerLimit { gpu, set } => self.power_limit_set(&gpu, &set),
-            // The keeper ends with it, and `Ended` follows.
-            ProbeLine::Failed { .. } => {}
+        let late = self.node.sight.quiesced_until().is_some();
+        let mut whole = None;
+        match &line {
+            ProbeLine::Ready { .. } | ProbeLine::Reading { .. } | ProbeLine::Tick { .. } if late => return,
+            ProbeLine::Ready { .. } => self.power.probe_started(),
+            ProbeLine::Reading { gpu, reading } => whole = reading.is_whole().then(|| gpu.clone()),
+            ProbeLine::PowerLimit { gpu, set } => self.power_limit_set(gpu, set),
+            ProbeLine::Failed { .. }
+            | ProbeLine::Xid { .. }
+            | ProbeLine::Tick { .. }
+            | ProbeLine::Gap { .. } => {}
+        }
+        let heard = self.node.line(line);
+        self.heard(heard);
+        if let Some(gpu) = whole {
+            let answers = self.requests.read(&gpu);
+            self.answer(answers);
         }
     }
 
-    /// Takes over the probe's list of GPUs. The wire names GPUs only in the hello, so a changed list needs
-    /// another one.
-    fn gpus_found(&mut self, found: Vec<GpuIdentity>, silent: &[GpuId]) {
-        let found: BTreeMap<GpuId, GpuIdentity> =
-            found.into_iter().map(|gpu| (gpu.uuid.clone(), gpu)).collect();
-        if found == self.gpus {
-            return;
+    fn log_news(&mut self, news: LogNews) {
+        if let LogNews::Line { cursor, .. } = &news {
+            self.cursor = Some(cursor.clone());
         }
-        for gone in self.gpus.keys().filter(|gpu| !found.contains_key(gpu)) {
-            self.tracker.forget(gone);
+        let heard = self.node.log(news);
+        self.heard(heard);
+    }
+
+    /// Does what follows from news.
+    fn heard(&mut self, heard: Heard) {
+        let Heard { transitions, replace_probe, read_now, gpus_changed } = heard;
+        // The wire names GPUs only in the hello, so a changed list needs another one.
+        if gpus_changed {
+            let gpus: Vec<&GpuIdentity> = self.node.gpus.values().collect();
+            files::save_json(&self.config.state_dir.join(GPUS), &gpus);
+            if self.link.take().is_some() {
+                self.reopen_session.notify_one();
+            }
         }
-        for gpu in found.values() {
-            self.tracker.watch(gpu, !silent.contains(&gpu.uuid));
+        self.report_health(transitions);
+        if replace_probe && !self.replacing_probe {
+            self.replacing_probe = true;
+            self.order_probe(KeeperOrder::Replace);
         }
-        self.gpus = found;
-        let gpus: Vec<&GpuIdentity> = self.gpus.values().collect();
-        files::save_json(&self.config.state_dir.join(GPUS), &gpus);
-        if self.link.take().is_some() {
-            self.reopen_session.notify_one();
+        if read_now {
+            self.order_probe(KeeperOrder::ToProbe(ProbeOrder::ReadNow));
         }
     }
 
     fn report_health(&mut self, transitions: impl IntoIterator<Item = Transition>) {
-        let mut told = false;
-        for transition in transitions {
-            let sequence = self.spool.push(transition.clone());
+        let newest: Vec<(u64, Transition)> = (self.spool.next()..).zip(transitions).collect();
+        if newest.is_empty() {
+            return;
+        }
+        self.remember(newest);
+        self.spool_newest();
+        for (sequence, transition) in self.remembered.newest.clone() {
             self.send(convert::transition(sequence, &transition));
             let Verdict { class, cause, evidence, rejoin: _, action: _, shards_readable: _ } =
                 &transition.verdict;
             info!(gpu = %transition.gpu, ?class, cause, evidence, sequence, "GPU health");
-            told = true;
-        }
-        // After the transitions: what is remembered as told must have been told.
-        if told {
-            self.save_memory();
         }
     }
 
+    fn spool_newest(&mut self) {
+        for (sequence, transition) in &self.remembered.newest {
+            if *sequence >= self.spool.next() {
+                self.spool.push(transition.clone());
+            }
+        }
+    }
+
+    fn remember(&mut self, newest: Vec<(u64, Transition)>) {
+        let remembered =
+            Remembered { memory: self.node.tracker.memory(), kernel_log: self.cursor.clone(), newest };
+        if remembered != self.remembered {
+            files::save_json(&self.config.state_dir.join(MEMORY), &remembered);
+            self.remembered = remembered;
+        }
+    }
+
+    /// What changed without a transition.
     fn save_memory(&mut self) {
-        let memory = self.tracker.memory();
-        if memory != self.memory {
-            files::save_json(&self.config.state_dir.join(MEMORY), &memory);
-            self.memory = memory;
+        self.remember(self.remembered.newest.clone());
+    }
+
+    /// A policy file that changed is taken over, unless it is no good.
+    fn reread_policy(&mut self) {
+        match self.policy.changed() {
+            None => {}
+            Some(Ok(policies)) => {
+                info!("the policy file has changed and is in force");
+                self.node.tracker.set_policies(policies);
+                self.node.sight.bad_policy = None;
+            }
+            Some(Err(e)) => {
+                warn!(%e, "the policy stays as it was");
+                self.node.sight.bad_policy = Some(format!("{e}; the policy from before is in force"));
+            }
         }
     }
 
@@ -329,11 +333,11 @@ impl Agent {
 
     /// The hello, then all that the daemon may have missed.
     fn greet(&mut self) {
-        let now = self.clock.now();
-        let gpus = self.gpus.values().filter_map(|gpu| {
-            let verdict = self.tracker.verdict(&gpu.uuid)?;
-            let enforced = self.tracker.enforced(&gpu.uuid);
-            Some(convert::gpu(gpu, verdict, enforced, self.tracker.risk(now, &gpu.uuid)))
+        let now = self.node.now();
+        let gpus = self.node.gpus.values().filter_map(|gpu| {
+            let verdict = self.node.tracker.verdict(&gpu.uuid)?;
+            let enforced = self.node.tracker.enforced(&gpu.uuid);
+            Some(convert::gpu(gpu, verdict, enforced, self.node.tracker.risk(now, &gpu.uuid)))
         });
         let workers = self
             .workers
@@ -345,9 +349,9 @@ impl Agent {
             workers: workers.collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             instance: self.instance.clone(),
-            boot_id: self.boot.id.clone(),
-            observability: convert::observability(self.sight.observability()).into(),
-            gaps: self.sight.gaps(),
+            boot_id: self.node.boot_id().to_owned(),
+            observability: convert::observability(self.node.sight.observability()).into(),
+            gaps: self.node.sight.gaps(),
             next_sequence: self.spool.next(),
         };
         let mut reports = vec![convert::report(Report::Hello(hello))];
@@ -390,7 +394,7 @@ impl Agent {
     }
 
     fn spawn(&mut self, worker: WorkerId) {
-        let index = self.gpus.get(&worker.key.gpu).map(|gpu| gpu.index);
+        let index = self.node.gpus.get(&worker.key.gpu).map(|gpu| gpu.index);
         match self.workers.spawn(worker.clone(), index) {
             Spawn::Running(pid) => {
                 self.send(convert::spawned(&worker, pid));
@@ -403,20 +407,22 @@ impl Agent {
     fn heartbeat(&mut self) {
         self.spool.retry();
         self.workers.retry_saving();
+        self.save_memory();
+        self.reread_policy();
         if self.link.is_none() {
             return;
         }
         self.heartbeats += 1;
-        let now = self.clock.now();
-        let gpus = self.gpus.keys().filter_map(|gpu| {
-            let class = self.tracker.verdict(gpu)?.class;
-            let (enforced, risk) = (self.tracker.enforced(gpu), self.tracker.risk(now, gpu));
-            Some(convert::gpu_state(now, gpu, class, enforced, self.sight.of(gpu), risk))
+        let now = self.node.now();
+        let gpus = self.node.gpus.keys().filter_map(|gpu| {
+            let class = self.node.tracker.verdict(gpu)?.class;
+            let (enforced, risk) = (self.node.tracker.enforced(gpu), self.node.tracker.risk(now, gpu));
+            Some(convert::gpu_state(now, gpu, class, enforced, self.node.sight.of(gpu), risk))
         });
         let beat = v1::AgentHeartbeat {
             sequence: self.heartbeats,
-            observability: convert::observability(self.sight.observability()).into(),
-            gaps: self.sight.gaps(),
+            observability: convert::observability(self.node.sight.observability()).into(),
+            gaps: self.node.sight.gaps(),
             gpus: gpus.collect(),
         };
         self.send(convert::report(Report::Heartbeat(beat)));

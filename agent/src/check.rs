@@ -73,7 +73,7 @@ pub(crate) struct Findings {
 /// Looks for as long as was asked for.
 pub(crate) async fn look(arguments: CheckArguments) -> Result<Findings, CheckError> {
     let policies = match &arguments.policy {
-        Some(file) => Policies::load(file)?,
+        Some(file) => Policies::load(file)?.0,
         None => Policies::built_in().map_err(PolicyFileError::from)?,
     };
     let end = Instant::now() + arguments.time;
@@ -92,10 +92,7 @@ pub(crate) async fn look(arguments: CheckArguments) -> Result<Findings, CheckErr
             tokio::select! {
                 Some(news) = news.recv() => match news {
                     ProbeNews::Line(line) => node.line(line),
-                    ProbeNews::Ended { why, library: _ } => {
-                        node.sight.ended(why.clone());
-                        node.blind(&why)
-                    }
+                    ProbeNews::Ended { why, library: _ } => node.ended(&why),
                     ProbeNews::Quiesced { confirmed: _ } => Heard::default(),
                 },
                 Some(news) = lines.recv() => node.log(news),

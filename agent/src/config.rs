@@ -111,9 +111,7 @@ pub(crate) struct Config {
     pub(crate) node: String,
     pub(crate) nvml_library: PathBuf,
     pub(crate) state_dir: PathBuf,
-    #[expect(dead_code, reason = "the tracker reads the built-in policy")]
     pub(crate) policy: Option<PathBuf>,
-    #[expect(dead_code, reason = "nobody follows the kernel log yet")]
     pub(crate) kmsg: PathBuf,
     pub(crate) probe_interval: Duration,
     pub(crate) keep_workers: bool,

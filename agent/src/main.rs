@@ -30,8 +30,6 @@ use tracing_subscriber::EnvFilter;
 // From sysexits.h.
 const EX_USAGE: u8 = 64;
 const EX_DATAERR: u8 = 65;
-const EX_UNAVAILABLE: u8 = 69;
-const EX_SOFTWARE: u8 = 70;
 const EX_OSERR: u8 = 71;
 const EX_IOERR: u8 = 74;
 
@@ -87,9 +85,8 @@ fn run(arguments: RunArguments) -> ExitCode {
         Err(e) => {
             eprintln!("reknit-agent: {e}");
             ExitCode::from(match e {
-                AgentError::Library { .. } => EX_UNAVAILABLE,
-                AgentError::Policy(_) => EX_SOFTWARE,
-                AgentError::Workers(_) | AgentError::Signals(_) => EX_OSERR,
+                AgentError::Policy(_) => EX_DATAERR,
+                AgentError::Workers(_) | AgentError::Signals(_) | AgentError::KernelLog(_) => EX_OSERR,
             })
         }
     }

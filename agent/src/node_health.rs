@@ -1,6 +1,7 @@
 //! The health of this node's GPUs: what the probe and the kernel log tell, put together.
 
 use crate::clock::{Clock, Millis};
+use crate::files;
 use crate::health::{Boot, Memory, Tracker, Transition, Verdict, XidSeen};
 use crate::kernel_log::LogNews;
 use crate::kernel_log::xid_line::{self, BusId, XidLine};
@@ -52,6 +53,10 @@ impl NodeHealth {
         }
     }
 
+    pub(crate) fn boot_id(&self) -> &str {
+        &self.boot.id
+    }
+
     pub(crate) fn now(&self) -> Millis {
         self.clock.now()
     }
@@ -100,8 +105,11 @@ impl NodeHealth {
     }
 
     /// Nothing can be read until another probe is ready.
-    pub(crate) fn blind(&mut self, why: &str) -> Heard {
-        Heard::of(self.tracker.blind(self.now(), why))
+    pub(crate) fn ended(&mut self, why: &str) -> Heard {
+        let cause = format!("the node is blind: {why}");
+        let heard = Heard::of(self.tracker.blind(self.now(), &cause));
+        self.sight.ended(cause);
+        heard
     }
 
     pub(crate) fn log(&mut self, news: LogNews) -> Heard {
@@ -144,9 +152,8 @@ impl NodeHealth {
 
 /// This boot of the node. One whose age cannot be read has begun now.
 fn this_boot(now: Millis) -> Boot {
-    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let uptime = fs::read_to_string("/proc/uptime").unwrap_or_default();
     let uptime = uptime.split_ascii_whitespace().next().and_then(|seconds| seconds.parse().ok());
     let uptime = Duration::try_from_secs_f64(uptime.unwrap_or(0.0)).unwrap_or_default();
-    Boot { id: id.trim().to_owned(), at: now.before(uptime) }
+    Boot { id: files::boot_id().unwrap_or_default(), at: now.before(uptime) }
 }

@@ -7,6 +7,7 @@ mod explain;
 mod file;
 mod row;
 mod signal;
+mod source;
 
 pub(crate) use class::Class;
 pub(crate) use file::{Policies, PolicyFileError};
@@ -16,6 +17,7 @@ pub(crate) use row::{Hits, Windows};
 pub(crate) use row::{Rejoin, Rule, When, XidRow};
 use serde::Deserialize;
 pub(crate) use signal::Signal;
+pub(crate) use source::PolicySource;
 use std::collections::BTreeMap;
 use std::time::Duration;
 

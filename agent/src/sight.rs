@@ -26,12 +26,17 @@ impl Observability {
 }
 
 /// Whether there is a probe that reads.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 enum Probe {
+    #[default]
     Starting,
     Ready,
-    Ended { why: String },
-    Quiesced { until: Millis },
+    Ended {
+        why: String,
+    },
+    Quiesced {
+        until: Millis,
+    },
 }
 
 /// What was last read of a GPU.
@@ -45,7 +50,7 @@ pub(crate) struct LastRead {
     blind: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Sight {
     probe: Probe,
     gpus: BTreeMap<GpuId, LastRead>,
@@ -53,12 +58,8 @@ pub(crate) struct Sight {
     gaps: BTreeMap<String, BTreeSet<GpuId>>,
     /// Why the kernel log cannot be read.
     pub(crate) no_kernel_log: Option<String>,
-}
-
-impl Default for Sight {
-    fn default() -> Self {
-        Self { probe: Probe::Starting, gpus: BTreeMap::new(), gaps: BTreeMap::new(), no_kernel_log: None }
-    }
+    /// Why the policy file is not in force.
+    pub(crate) bad_policy: Option<String>,
 }
 
 impl Sight {
@@ -123,7 +124,7 @@ impl Sight {
             Probe::Quiesced { .. } => Observability::Quiesced,
             Probe::Starting | Probe::Ended { .. } => Observability::Blind,
             Probe::Ready if all_blind => Observability::Blind,
-            Probe::Ready if self.gaps.is_empty() && self.no_kernel_log.is_none() => Observability::Full,
+            Probe::Ready if self.gaps().is_empty() => Observability::Full,
             Probe::Ready => Observability::Degraded,
         }
     }
@@ -138,6 +139,7 @@ impl Sight {
             Probe::Quiesced { until: _ } => gaps.push("quiesced by an operator".to_owned()),
         }
         gaps.extend(self.no_kernel_log.clone());
+        gaps.extend(self.bad_policy.clone());
         for (what, of) in &self.gaps {
             let (some, all) = (of.len(), self.gpus.len());
             gaps.push(if some == all { what.clone() } else { format!("{what} ({some} of {all} GPUs)") });

@@ -31,9 +31,9 @@ impl Agent {
 
     /// Until something must be done by itself.
     pub(super) fn due(&self) -> impl Future<Output = ()> + use<> {
-        let times = [self.sight.quiesced_until(), self.power.next(), self.requests.next()];
+        let times = [self.node.sight.quiesced_until(), self.power.next(), self.requests.next()];
         let next = times.into_iter().flatten().min();
-        let wait = next.map(|next| next.since(self.clock.now()));
+        let wait = next.map(|next| next.since(self.node.now()));
         async move {
             match wait {
                 // Rounded up, so that it is over then.
@@ -44,8 +44,8 @@ impl Agent {
     }
 
     pub(super) fn do_due(&mut self) {
-        let now = self.clock.now();
-        if self.sight.quiesced_until().is_some_and(|until| until <= now) {
+        let now = self.node.now();
+        if self.node.sight.quiesced_until().is_some_and(|until| until <= now) {
             info!("the quiesce is over");
             self.resume();
         }
@@ -56,13 +56,13 @@ impl Agent {
 
     /// The probe's end closes every NVML handle; none is started before the quiesce is over.
     pub(super) fn quiesce(&mut self, request: u64, seconds: u32) {
-        let now = self.clock.now();
+        let now = self.node.now();
         info!(seconds, "quiesce");
-        self.sight.quiesced(now.after(Duration::from_secs(seconds.into())));
+        self.node.sight.quiesced(now.after(Duration::from_secs(seconds.into())));
         self.requests.wait(now, request, Awaited::Quiesce { seconds });
         self.order_probe(KeeperOrder::Quiesce);
         let transitions =
-            self.tracker.blind(now, "quiesced: an operator asked the agent to let go of the driver");
+            self.node.tracker.blind(now, "quiesced: an operator asked the agent to let go of the driver");
         self.report_health(transitions);
     }
 
@@ -76,7 +76,7 @@ impl Agent {
     }
 
     pub(super) fn end_quiesce(&mut self, request: u64) {
-        let answer = match self.sight.quiesced_until() {
+        let answer = match self.node.sight.quiesced_until() {
             Some(_) => {
                 self.resume();
                 Ok("the driver is read again".to_owned())
@@ -87,7 +87,7 @@ impl Agent {
     }
 
     fn resume(&mut self) {
-        self.sight.resumed();
+        self.node.sight.resumed();
         let unconfirmed = self.requests.resumed();
         self.answer(unconfirmed);
         self.order_probe(KeeperOrder::Resume);
@@ -95,8 +95,8 @@ impl Agent {
 
     pub(super) fn set_power_limit(&mut self, order: v1::SetPowerLimit) {
         let v1::SetPowerLimit { request, gpu, limit_mw, lease_seconds: seconds } = order;
-        let (now, gpu) = (self.clock.now(), GpuId(gpu));
-        let refused = if self.gpus.contains_key(&gpu) {
+        let (now, gpu) = (self.node.now(), GpuId(gpu));
+        let refused = if self.node.gpus.contains_key(&gpu) {
             self.blindness()
         } else {
             Some(format!("this node has no GPU {gpu}"))
@@ -130,7 +130,7 @@ impl Agent {
             Ok(limit) => info!(%gpu, limit, "power limit set"),
             Err(why) => warn!(%gpu, why, "power limit not set"),
         }
-        if !self.power.answered(self.clock.now(), gpu, set.is_ok()) {
+        if !self.power.answered(self.node.now(), gpu, set.is_ok()) {
             return;
         }
         let answers = self.requests.power_limit(gpu, set);
@@ -151,16 +151,16 @@ impl Agent {
             self.answer(vec![(request, Err(why))]);
             return;
         }
-        let missing = self.gpus.keys().cloned().collect();
-        self.requests.wait(self.clock.now(), request, Awaited::Readings { missing });
+        let missing = self.node.gpus.keys().cloned().collect();
+        self.requests.wait(self.node.now(), request, Awaited::Readings { missing });
         self.order_probe(KeeperOrder::ToProbe(ProbeOrder::ReadNow));
     }
 
     /// Why no GPU can be read or set now.
     fn blindness(&self) -> Option<String> {
-        match self.sight.observability() {
-            Observability::Blind | Observability::Quiesced => Some(self.sight.gaps().join("; ")),
-            Observability::Full | Observability::Degraded if self.gpus.is_empty() => {
+        match self.node.sight.observability() {
+            Observability::Blind | Observability::Quiesced => Some(self.node.sight.gaps().join("; ")),
+            Observability::Full | Observability::Degraded if self.node.gpus.is_empty() => {
                 Some("this node has no GPU".to_owned())
             }
             Observability::Full | Observability::Degraded => None,
@@ -169,13 +169,13 @@ impl Agent {
 
     /// An operator's word lifts what the GPU waits for; what is wrong with it still is seen again.
     pub(super) fn release(&mut self, request: u64, gpu: &GpuId) {
-        let answer = if self.gpus.contains_key(gpu) {
-            let transition = self.tracker.release(self.clock.now(), gpu);
+        let answer = if self.node.gpus.contains_key(gpu) {
+            let transition = self.node.tracker.release(self.node.now(), gpu);
             let lifted = transition.is_some();
             self.report_health(transition);
             self.save_memory();
             self.order_probe(KeeperOrder::ToProbe(ProbeOrder::ReadNow));
-            let class = self.tracker.verdict(gpu).map_or("unknown", |verdict| verdict.class.name());
+            let class = self.node.tracker.verdict(gpu).map_or("unknown", |verdict| verdict.class.name());
             if lifted {
                 Ok(format!("{gpu} counts as {class} now"))
             } else {

@@ -58,7 +58,7 @@ pub(crate) enum PolicyCommandError {
 pub(crate) fn run(arguments: PolicyArguments) -> Result<String, PolicyCommandError> {
     match arguments.command {
         PolicyCommand::Check { file, format } => {
-            let policies = Policies::load(&file)?;
+            let (policies, _) = Policies::load(&file)?;
             let built_in = Policies::built_in().map_err(PolicyFileError::from)?;
             let changes = changes(built_in.general(), policies.general());
             let per_architecture = policies
@@ -93,7 +93,7 @@ pub(crate) fn run(arguments: PolicyArguments) -> Result<String, PolicyCommandErr
         }
         PolicyCommand::Explain { what, policy, arch, format } => {
             let policies = match policy {
-                Some(file) => Policies::load(&file)?,
+                Some(file) => Policies::load(&file)?.0,
                 None => Policies::built_in().map_err(PolicyFileError::from)?,
             };
             let policy = arch.as_deref().map_or(policies.general(), |name| policies.for_architecture(name));

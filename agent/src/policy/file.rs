@@ -41,14 +41,15 @@ impl Policies {
         Self::parse("", "the built-in policy")
     }
 
-    pub(crate) fn load(path: &Path) -> Result<Self, PolicyFileError> {
+    /// The file's policies and its text.
+    pub(crate) fn load(path: &Path) -> Result<(Self, String), PolicyFileError> {
         let failed = |why: String| PolicyFileError::Read { path: path.to_owned(), why };
         let size = fs::metadata(path).map_err(|e| failed(e.to_string()))?.len();
         if size > LARGEST {
             return Err(failed(format!("it has {size} bytes, at most {LARGEST} are read")));
         }
         let text = fs::read_to_string(path).map_err(|e| failed(e.to_string()))?;
-        Ok(Self::parse(&text, &path.display().to_string())?)
+        Ok((Self::parse(&text, &path.display().to_string())?, text))
     }
 
     /// `text` holds what differs from the built-in policy. `file` is only its name in errors.
