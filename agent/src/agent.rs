@@ -193,7 +193,7 @@ impl Agent {
         match news {
             ProbeNews::Line(line) => self.probe_line(line),
             ProbeNews::Quiesced { confirmed } => self.quiesced(confirmed),
-            ProbeNews::Ended { why, library: _ } => {
+            ProbeNews::Ended { why } => {
                 self.replacing_probe = false;
                 // A quiesce has told already why nothing is seen.
                 if self.node.sight.quiesced_until().is_none() {
@@ -239,7 +239,7 @@ impl Agent {
         let Heard { transitions, replace_probe, read_now, gpus_changed } = heard;
         // The wire names GPUs only in the hello, so a changed list needs another one.
         if gpus_changed {
-            let gpus: Vec<&GpuIdentity> = self.node.gpus.values().collect();
+            let gpus: Vec<&GpuIdentity> = self.node.gpus.values().filter(|gpu| gpu.is_identified()).collect();
             files::save_json(&self.config.state_dir.join(GPUS), &gpus);
             if self.link.take().is_some() {
                 self.reopen_session.notify_one();

@@ -92,7 +92,7 @@ pub(crate) async fn look(arguments: CheckArguments) -> Result<Findings, CheckErr
             tokio::select! {
                 Some(news) = news.recv() => match news {
                     ProbeNews::Line(line) => node.line(line),
-                    ProbeNews::Ended { why, library: _ } => node.ended(&why),
+                    ProbeNews::Ended { why } => node.ended(&why),
                     ProbeNews::Quiesced { confirmed: _ } => Heard::default(),
                 },
                 Some(news) = lines.recv() => node.log(news),

@@ -10,7 +10,7 @@ use crate::config::LogFormat;
 use nvml::Found;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
-use protocol::{Failure, GpuIdentity, ProbeLine, ProbeOrder};
+use protocol::{GpuIdentity, ProbeLine, ProbeOrder};
 use rustix::process::{Signal, getpid, kill_process};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -66,7 +66,8 @@ pub(crate) fn run(arguments: &ProbeArguments) -> ExitCode {
     let (nvml, found) = match start(&arguments.nvml_library, expected) {
         Ok(started) => started,
         Err(error) => {
-            supervisor.say(&ProbeLine::Failed { reason: failure_of(&error), message: error.to_string() });
+            let message = words_of(&error, &arguments.nvml_library);
+            supervisor.say(&ProbeLine::Failed { message });
             end();
         }
     };
@@ -105,6 +106,7 @@ impl Party {
         let silent = found.iter().filter(|f| !f.answers).map(|f| f.gpu.uuid.clone()).collect();
         let mut to_start = Vec::new();
         let mut watches = self.watches.write().unwrap_or_else(PoisonError::into_inner);
+        watches.retain(|watch| !watch.has_answered());
         for found in found {
             let (watch, queue) = Watch::new(self.nvml, found.gpu, self.supervisor.clone());
             watches.push(watch.clone());
@@ -123,7 +125,9 @@ impl Party {
     fn scout(&self) {
         loop {
             thread::sleep(self.interval.saturating_mul(SCOUT_EVERY));
-            let known: Vec<GpuIdentity> = read(&self.watches).iter().map(|w| w.gpu().clone()).collect();
+            let known = read(&self.watches).iter().map(|watch| watch.gpu().clone());
+            // Whoever had no name so far may have its place.
+            let known: Vec<GpuIdentity> = known.filter(GpuIdentity::is_identified).collect();
             let mut found = nvml::newcomers(self.nvml, &known);
             for newcomer in &mut found {
                 let gpu = &mut newcomer.gpu;
@@ -180,17 +184,27 @@ fn start(library: &Path, expected: Vec<GpuIdentity>) -> Result<(&'static Nvml, V
             // Indices shift when a GPU is missing; the first one seen stays its name.
             Some(found) if found.gpu.uuid == old.uuid => found.gpu.index = old.index,
             Some(_) => {}
-            None => all.push(Found { gpu: old, answers: false, events: None }),
+            None => {
+                // It is one of those that do not answer, most likely the one at its place.
+                let place = all.iter().position(|f| !f.gpu.is_identified() && f.gpu.index == old.index);
+                let place = place.or_else(|| all.iter().position(|f| !f.gpu.is_identified()));
+                place.map(|place| all.remove(place));
+                all.push(Found { gpu: old, answers: false, events: None });
+            }
         }
     }
     all.sort_by_key(|found| found.gpu.index);
     Ok((nvml, all))
 }
 
-fn failure_of(error: &NvmlError) -> Failure {
+fn words_of(error: &NvmlError, library: &Path) -> String {
     if matches!(error, NvmlError::LibloadingError(_) | NvmlError::FailedToLoadSymbol(_)) {
-        Failure::Library
+        format!(
+            "cannot load the NVML library {}: {error}; install the NVIDIA driver, or give the library's path with \
+             --nvml-library",
+            library.display()
+        )
     } else {
-        Failure::Driver
+        format!("NVML cannot be used: {error}")
     }
 }

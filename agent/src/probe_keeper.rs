@@ -4,7 +4,7 @@
 mod process;
 
 use crate::config::LogFormat;
-use crate::probe::protocol::{Failure, GpuIdentity, ProbeLine, ProbeOrder};
+use crate::probe::protocol::{GpuIdentity, ProbeLine, ProbeOrder};
 use process::{Abandoned, LineError, Process};
 use reknit_layout::GpuId;
 use std::path::PathBuf;
@@ -31,7 +31,6 @@ pub(crate) enum ProbeNews {
     /// Nothing can be read until another probe is ready.
     Ended {
         why: String,
-        library: bool,
     },
     /// As ordered, no probe runs and none is started until `Resume`.
     Quiesced {
@@ -74,7 +73,6 @@ enum End {
     /// It is of no more use.
     Useless {
         why: String,
-        library: bool,
     },
     Quiesced,
 }
@@ -119,12 +117,12 @@ impl ProbeKeeper {
     async fn one_probe(&mut self) -> Result<(), AgentGone> {
         let mut probe = match Process::start(&self.library, self.interval, self.log, &self.known).await {
             Ok(probe) => probe,
-            Err(e) => return self.ended(format!("the probe could not be started: {e}"), false).await,
+            Err(e) => return self.ended(format!("the probe could not be started: {e}")).await,
         };
         let end = self.listen(&mut probe).await?;
         match end {
             // First the news: a process stuck in the driver takes its time to end.
-            End::Useless { why, library } => self.ended(why, library).await?,
+            End::Useless { why } => self.ended(why).await?,
             End::Quiesced => self.quiesced = true,
         }
         self.abandoned.end(probe).await;
@@ -137,7 +135,7 @@ impl ProbeKeeper {
     /// Passes lines and orders on until the probe is of no more use.
     async fn listen(&mut self, probe: &mut Process) -> Result<End, AgentGone> {
         let mut silent_at = Instant::now() + START;
-        let useless = |why: String| Ok(End::Useless { why, library: false });
+        let useless = |why: String| Ok(End::Useless { why });
         loop {
             let line = tokio::select! {
                 line = timeout_at(silent_at, probe.line()) => line,
@@ -165,16 +163,10 @@ impl ProbeKeeper {
                 Err(_) => return useless("the probe is silent".to_owned()),
             };
             match &line {
-                ProbeLine::Failed { reason, message } => {
-                    let library = match reason {
-                        Failure::Library => true,
-                        Failure::Driver => false,
-                    };
-                    return Ok(End::Useless { why: message.clone(), library });
-                }
+                ProbeLine::Failed { message } => return useless(message.clone()),
                 ProbeLine::Ready { gpus, driver, silent: _ } => {
                     info!(driver, gpus = gpus.len(), "probe ready");
-                    self.known.clone_from(gpus);
+                    self.known = gpus.iter().filter(|gpu| gpu.is_identified()).cloned().collect();
                 }
                 ProbeLine::PowerLimit { gpu, set: _ } => {
                     if let Some(place) = self.unanswered.iter().position(|waiting| waiting == gpu) {
@@ -212,7 +204,7 @@ impl ProbeKeeper {
                     "{ABANDONED_LIMIT} probes hang in the driver and cannot be killed; look at the kernel log, \
                      and reboot the node"
                 );
-                self.ended(why, false).await?;
+                self.ended(why).await?;
             }
             let held = self.quiesced || hung;
             if !held && Instant::now() >= due {
@@ -241,9 +233,9 @@ impl ProbeKeeper {
         }
     }
 
-    async fn ended(&self, why: String, library: bool) -> Result<(), AgentGone> {
+    async fn ended(&self, why: String) -> Result<(), AgentGone> {
         warn!(why, "the probe ended");
-        self.tell(ProbeNews::Ended { why, library }).await
+        self.tell(ProbeNews::Ended { why }).await
     }
 
     async fn refuse_power_limit(&self, gpu: GpuId, why: &str) -> Result<(), AgentGone> {

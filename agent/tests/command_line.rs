@@ -51,26 +51,6 @@ fn bad_configuration_exits_64_with_one_line() {
     refused(&mut somewhere("--worker-binary", "/no/worker"), "/no/worker");
 }
 
-#[test]
-fn a_missing_library_exits_69_and_says_what_to_do() {
-    let node = Node::new(1);
-    let not_a_library = node.folder.path().join("text.so");
-    std::fs::write(&not_a_library, "no library").unwrap();
-    for path in ["/no/libnvidia-ml.so.1", not_a_library.to_str().unwrap()] {
-        let mut command = bare();
-        command
-            .args(["--daemon", "http://127.0.0.1:1", "--node", "n0", "--nvml-library", path])
-            .arg("--state-dir")
-            .arg(node.folder.path().join("state"))
-            .arg("--worker-binary")
-            .arg(&node.worker);
-        let (code, told) = run(&mut command);
-        assert_eq!(code, Some(69), "{told}");
-        assert_eq!(told.lines().count(), 1, "{told}");
-        assert!(told.contains(path) && told.contains("--nvml-library"), "{told}");
-    }
-}
-
 #[tokio::test]
 async fn two_agents_do_not_share_a_state_folder() {
     let (mut daemon, node) = (harness::Daemon::start().await, Node::new(1));

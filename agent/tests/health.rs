@@ -5,7 +5,7 @@
 mod harness;
 
 use harness::{Daemon, Node, PATIENCE, kill, probe_of, runs};
-use reknit_proto::v1::HealthClass;
+use reknit_proto::v1::{HealthClass, Observability};
 use std::time::{Duration, Instant};
 
 const CALM: Duration = Duration::from_millis(700);
@@ -199,6 +199,48 @@ async fn a_node_without_a_driver_is_blind_until_it_comes() {
     std::fs::rename(&away, &here).unwrap();
     let session = daemon.session().await;
     assert_eq!(session.hello.gpus.len(), 2, "another hello names them");
+    drop(agent);
+}
+
+#[tokio::test]
+async fn a_missing_library_is_said_and_waited_for() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(2));
+    let library = node.folder.path().join("libnvidia-ml.so.1");
+    std::fs::write(&library, "no library").unwrap();
+    let mut command = node.command(&format!("http://{}", daemon.address));
+    let agent = harness::RunningAgent(command.arg("--nvml-library").arg(&library).spawn().unwrap());
+    let session = daemon.session().await;
+    assert_eq!((session.hello.observability(), session.hello.gpus.len()), (Observability::Blind, 0));
+    let gap = &session.hello.gaps[0];
+    assert!(gap.contains(library.to_str().unwrap()) && gap.contains("--nvml-library"), "{gap}");
+    std::fs::remove_file(&library).unwrap();
+    std::os::unix::fs::symlink(harness::library(), &library).unwrap();
+    let session = daemon.session().await;
+    assert_eq!(session.hello.gpus.len(), 2);
+    drop(agent);
+}
+
+#[tokio::test]
+async fn a_gpu_that_never_answered_is_reported_by_its_place_and_named_when_it_does() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(3));
+    node.set(1, "lost=true");
+    let mut command = node.command(&format!("http://{}", daemon.address));
+    let agent = harness::RunningAgent(command.args(["--probe-interval-ms", "50"]).spawn().unwrap());
+    let mut session = daemon.session().await;
+    let mut named: Vec<_> = session.hello.gpus.iter().map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
+    named.sort();
+    let unidentified = "unidentified-1".to_owned();
+    assert_eq!(named, [(0, node.gpus[0].clone()), (1, unidentified.clone()), (2, node.gpus[2].clone())]);
+    let (fatal, _) = session.health().await;
+    assert_eq!((fatal.gpu, fatal.health), (unidentified, HealthClass::Fatal.into()));
+    session.quiet(CALM).await;
+    node.set(1, "lost=false");
+    let mut session = daemon.session().await;
+    let mut named: Vec<_> = session.hello.gpus.iter().collect();
+    named.sort_by_key(|gpu| gpu.index);
+    assert_eq!(named.iter().map(|gpu| gpu.uuid.clone()).collect::<Vec<_>>(), node.gpus);
+    assert!(named.iter().all(|gpu| gpu.health() == HealthClass::Healthy), "{named:?}");
+    session.quiet(CALM).await;
     drop(agent);
 }
 

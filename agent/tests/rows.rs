@@ -195,13 +195,11 @@ impl Lab {
     /// An agent over `gpus` healthy GPUs that reads them every 50 ms.
     async fn start(gpus: usize, policy: &str) -> Self {
         let (mut daemon, node) = (Daemon::start().await, Node::new(gpus));
-        let kmsg = node.folder.path().join("kmsg");
-        fs::write(&kmsg, "").unwrap();
         let file = node.folder.path().join("policy.toml");
         fs::write(&file, policy).unwrap();
         let log = fs::File::create(node.folder.path().join("log")).unwrap();
         let mut command = node.command(&format!("http://{}", daemon.address));
-        command.arg("--policy").arg(file).arg("--kmsg").arg(kmsg);
+        command.arg("--policy").arg(file);
         command.args(["--probe-interval-ms", "50"]).stderr(log);
         let agent = RunningAgent(command.spawn().unwrap());
         let mut session = daemon.session().await;

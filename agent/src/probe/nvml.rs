@@ -44,7 +44,7 @@ pub(super) struct Found {
     pub(super) events: Option<Events>,
 }
 
-/// The GPUs that answer within `limit`. One that does not is left out: it has no name to be reported under.
+/// The GPUs of this node. One that does not answer within `limit` has no name but its place in the count.
 pub(super) fn enumerate(nvml: &'static Nvml, limit: Duration) -> Result<Vec<Found>, NvmlError> {
     let count = nvml.device_count()?;
     let (answer, answers) = mpsc::channel();
@@ -57,7 +57,7 @@ pub(super) fn enumerate(nvml: &'static Nvml, limit: Duration) -> Result<Vec<Foun
         });
     }
     let deadline = Instant::now() + limit;
-    let mut gpus = Vec::new();
+    let mut gpus: Vec<Found> = Vec::new();
     for _ in 0..count {
         match answers.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok((_, Ok(gpu))) => gpus.push(gpu),
@@ -71,6 +71,11 @@ pub(super) fn enumerate(nvml: &'static Nvml, limit: Duration) -> Result<Vec<Foun
             }
         }
     }
+    for index in 0..count {
+        if gpus.iter().all(|found| found.gpu.index != index) {
+            gpus.push(Found { gpu: GpuIdentity::unidentified(index), answers: false, events: None });
+        }
+    }
     Ok(gpus)
 }
 
@@ -82,6 +87,13 @@ pub(super) fn newcomers(nvml: &'static Nvml, known: &[GpuIdentity]) -> Vec<Found
     };
     let count = nvml.device_count().unwrap_or(0);
     (0..count).filter(is_new).filter_map(|index| identify(nvml, index).ok()).collect()
+}
+
+/// What kept a GPU from being identified; it keeps it no longer when there is no fault.
+pub(super) fn answers_at(nvml: &'static Nvml, index: u32, calls: &Calls) -> Result<(), Fault> {
+    const CALL: &str = "nvmlDeviceGetHandleByIndex_v2";
+    let device = calls.post(CALL, || nvml.device_by_index(index)).map_err(|error| Fault::new(CALL, error))?;
+    answers(&device, calls).map(drop)
 }
 
 fn identify(nvml: &'static Nvml, index: u32) -> Result<Found, Fault> {

@@ -16,6 +16,24 @@ pub(crate) struct GpuIdentity {
     pub(crate) memory_bytes: u64,
 }
 
+impl GpuIdentity {
+    /// A GPU that is counted and was never seen to answer: all that is known of it is its place in the count.
+    pub(crate) fn unidentified(index: u32) -> Self {
+        Self {
+            uuid: GpuId(format!("unidentified-{index}")),
+            index,
+            pci_bus_id: String::new(),
+            name: "unidentified".to_owned(),
+            architecture: "unknown".to_owned(),
+            memory_bytes: 0,
+        }
+    }
+
+    pub(crate) fn is_identified(&self) -> bool {
+        !self.pci_bus_id.is_empty()
+    }
+}
+
 /// From the supervisor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -35,7 +53,7 @@ pub(crate) enum ProbeOrder {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ProbeLine {
-    /// First of all, unless NVML cannot be used. Again when more GPUs were found; every `Gap` follows again.
+    /// First of all, unless NVML cannot be used. Again when the list has changed; every `Gap` follows again.
     Ready {
         driver: String,
         gpus: Vec<GpuIdentity>,
@@ -44,7 +62,6 @@ pub(crate) enum ProbeLine {
     },
     /// Instead of `Ready`; the probe ends.
     Failed {
-        reason: Failure,
         message: String,
     },
     Reading {
@@ -70,15 +87,6 @@ pub(crate) enum ProbeLine {
     Tick {
         busy: Vec<Busy>,
     },
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Failure {
-    /// The library is missing or is none.
-    Library,
-    /// The library is there and does not work, such as without a driver.
-    Driver,
 }
 
 /// What one look at a GPU found.

@@ -1,8 +1,8 @@
 //! One GPU's two threads: one reads it steadily and does what is asked of it, the other waits for its events.
 
 use super::nvml::events::{Events, Heard};
-use super::nvml::{Calls, Fault, Handle, Meaning};
-use super::protocol::{Busy, Failure, GpuIdentity, ProbeLine, Reading};
+use super::nvml::{self, Calls, Fault, Handle, Meaning};
+use super::protocol::{Busy, GpuIdentity, ProbeLine, Reading};
 use super::supervisor::Supervisor;
 use nvml_wrapper::Nvml;
 use std::collections::BTreeSet;
@@ -48,6 +48,7 @@ pub(super) struct Watch {
     read_asked: AtomicBool,
     sampler_calls: Calls,
     listener_calls: Calls,
+    answered: AtomicBool,
     /// What cannot be seen of this GPU, as told so far.
     gaps: Mutex<Vec<String>>,
     /// Woken when the GPU answers again.
@@ -70,6 +71,7 @@ impl Watch {
             read_asked: AtomicBool::new(false),
             sampler_calls: Calls::default(),
             listener_calls: Calls::default(),
+            answered: AtomicBool::new(false),
             gaps: Mutex::default(),
             listener: OnceLock::new(),
         };
@@ -84,9 +86,28 @@ impl Watch {
         interval: Duration,
     ) {
         let (sampler, listener) = (self.clone(), self.clone());
+        if !self.gpu.is_identified() {
+            thread::spawn(move || sampler.await_answer(interval));
+            return;
+        }
         thread::spawn(move || sampler.sample(interval, &queue));
         let thread = thread::spawn(move || listener.listen(events));
         let _first = self.listener.set(thread.thread().clone());
+    }
+
+    /// Reports why a GPU that has no name does not answer, until it does: then it is found under its name.
+    fn await_answer(&self, interval: Duration) {
+        while let Err(fault) = nvml::answers_at(self.nvml, self.gpu.index, &self.sampler_calls) {
+            let reading = fault.reading();
+            self.supervisor.say(&ProbeLine::Reading { gpu: self.gpu.uuid.clone(), reading });
+            thread::sleep(interval);
+        }
+        self.answered.store(true, Ordering::Relaxed);
+    }
+
+    /// Of a GPU that had no name: it has one now, and is no longer watched here.
+    pub(super) fn has_answered(&self) -> bool {
+        self.answered.load(Ordering::Relaxed)
     }
 
     pub(super) const fn gpu(&self) -> &GpuIdentity {
@@ -187,7 +208,7 @@ impl Watch {
             };
             self.supervisor.say(&ProbeLine::Reading { gpu: self.gpu.uuid.clone(), reading });
             if let Some(message) = error {
-                self.supervisor.say(&ProbeLine::Failed { reason: Failure::Driver, message });
+                self.supervisor.say(&ProbeLine::Failed { message });
                 super::end();
             }
             if gone == 1 {

@@ -212,6 +212,9 @@ impl Node {
         let folder = tempfile::tempdir().unwrap();
         let state = State::healthy("n0", gpus);
         state.save(&folder.path().join("driver.json")).unwrap();
+        // As the built-in one, but a GPU that was taken out is not held back for seconds.
+        std::fs::write(folder.path().join("quick.toml"), "gate.hold = \"100ms\"\n").unwrap();
+        std::fs::write(folder.path().join("kmsg"), "").unwrap();
         let worker = folder.path().join("worker.sh");
         std::fs::write(&worker, "#!/bin/sh\necho \"$@\"\nexec sleep 1000\n").unwrap();
         let executable = std::fs::Permissions::from_mode(0o755);
@@ -259,6 +262,8 @@ impl Node {
             .arg(&self.worker)
             .env(STATE_VARIABLE, self.driver())
             .env("REKNIT_PROBE_INTERVAL_MS", "250")
+            .env("REKNIT_POLICY", self.folder.path().join("quick.toml"))
+            .env("REKNIT_KMSG", self.folder.path().join("kmsg"))
             .stdin(Stdio::null());
         command
     }
