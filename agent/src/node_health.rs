@@ -83,9 +83,7 @@ impl NodeHealth {
                 Heard { transitions, replace_probe, ..Heard::default() }
             }
             // The keeper ends with the one; the other is an answer to who asked for it.
-            ProbeLine::Failed { .. } | ProbeLine::PowerLimit { .. } => {
-                Heard::default()
-            }
+            ProbeLine::Failed { .. } | ProbeLine::PowerLimit { .. } => Heard::default(),
         }
     }
 

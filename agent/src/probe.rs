@@ -125,9 +125,9 @@ impl Party {
     fn scout(&self) {
         loop {
             thread::sleep(self.interval.saturating_mul(SCOUT_EVERY));
-            let known = read(&self.watches).iter().map(|watch| watch.gpu().clone());
+            let mut known: Vec<GpuIdentity> = read(&self.watches).iter().map(|w| w.gpu().clone()).collect();
             // Whoever had no name so far may have its place.
-            let known: Vec<GpuIdentity> = known.filter(GpuIdentity::is_identified).collect();
+            known.retain(GpuIdentity::is_identified);
             let mut found = nvml::newcomers(self.nvml, &known);
             for newcomer in &mut found {
                 let gpu = &mut newcomer.gpu;
@@ -138,7 +138,7 @@ impl Party {
                     gpu.index = (0..).find(|index| !taken(*index)).unwrap_or(gpu.index);
                 }
             }
-            if !found.is_empty() {
+            if !found.is_empty() || read(&self.watches).iter().any(|watch| watch.has_answered()) {
                 self.admit(found);
             }
         }

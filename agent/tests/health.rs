@@ -6,6 +6,7 @@ mod harness;
 
 use harness::{Daemon, Node, PATIENCE, kill, probe_of, runs};
 use reknit_proto::v1::{HealthClass, Observability};
+use reknit_simdriver::state::{State, Target};
 use std::time::{Duration, Instant};
 
 const CALM: Duration = Duration::from_millis(700);
@@ -207,8 +208,8 @@ async fn a_missing_library_is_said_and_waited_for() {
     let (mut daemon, node) = (Daemon::start().await, Node::new(2));
     let library = node.folder.path().join("libnvidia-ml.so.1");
     std::fs::write(&library, "no library").unwrap();
-    let mut command = node.command(&format!("http://{}", daemon.address));
-    let agent = harness::RunningAgent(command.arg("--nvml-library").arg(&library).spawn().unwrap());
+    let mut command = node.command_over(&format!("http://{}", daemon.address), &library);
+    let agent = harness::RunningAgent(command.spawn().unwrap());
     let session = daemon.session().await;
     assert_eq!((session.hello.observability(), session.hello.gpus.len()), (Observability::Blind, 0));
     let gap = &session.hello.gaps[0];
@@ -312,19 +313,24 @@ async fn a_daemon_that_was_away_for_long_hears_of_everything() {
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let mut command = node.command(&format!("http://{address}"));
     let log = node.folder.path().join("log");
-    command.args(["--probe-interval-ms", "10"]).stderr(std::fs::File::create(&log).unwrap());
+    // So many errors would have the GPUs drained.
+    let policy = node.folder.path().join("patient.toml");
+    std::fs::write(&policy, "risk = { predict_at = 1e9, drain_at = 1e9 }\n").unwrap();
+    command.args(["--probe-interval-ms", "10"]).arg("--policy").arg(policy);
+    command.stderr(std::fs::File::create(&log).unwrap());
     let agent = harness::RunningAgent(command.spawn().unwrap());
     // More transitions than the agent would let wait for a session that is too slow.
     let wanted = 1200;
+    let mut errors = 0;
     let told = || std::fs::read_to_string(&log).unwrap().matches("GPU health").count();
     let deadline = Instant::now() + 6 * PATIENCE;
     while told() < wanted {
         assert!(Instant::now() < deadline, "only {} transitions", told());
-        for gpu in 0..8 {
-            node.xid(gpu, 94);
-        }
+        errors += 1;
+        State::update(&node.driver(), |state| state.set(Target::All, &[format!("ecc_uncorrected={errors}")]))
+            .unwrap();
         // Two readings lift each.
-        tokio::time::sleep(Duration::from_millis(40)).await;
+        tokio::time::sleep(Duration::from_millis(80)).await;
     }
     let mut daemon = Daemon::start_at(address).await;
     let mut session = daemon.session().await;

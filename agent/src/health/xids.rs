@@ -84,7 +84,8 @@ impl GpuHealth {
             self.ignored = Some(verdict);
             return;
         }
-        let settle = row.settle.map_or(Duration::ZERO, |settle| settle.0);
+        // Not lifted while it may still be told again.
+        let settle = row.settle.map_or(SAME, |settle| settle.0.max(SAME));
         let away = self.away;
         match self.fault(&by) {
             Some(fault) => {

@@ -250,12 +250,17 @@ impl Node {
     }
 
     pub(crate) fn command(&self, daemon: &str) -> Command {
+        self.command_over(daemon, &library())
+    }
+
+    /// With another library than the simulated driver's.
+    pub(crate) fn command_over(&self, daemon: &str, library: &Path) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_reknit-agent"));
         command
             .env("REKNIT_DAEMON", daemon)
             .args(["--node", "n0"])
             .arg("--nvml-library")
-            .arg(library())
+            .arg(library)
             .arg("--state-dir")
             .arg(self.folder.path().join("state"))
             .arg("--worker-binary")
