@@ -35,6 +35,7 @@ use tracing::{error, info, warn};
 const GPUS: &str = "gpus.json";
 const MEMORY: &str = "health.json";
 const POWER: &str = "power.json";
+const QUIESCED: &str = "quiesced.json";
 const TRANSITIONS: &str = "transitions.jsonl";
 
 /// News waiting for the loop. Whoever fills it waits.
@@ -125,8 +126,10 @@ pub(crate) async fn run(config: Config) -> Result<(), AgentError> {
     };
     agent.node.sight.bad_policy = refused;
     agent.spool_newest();
-    let mut probe = agent.start_probe(probe_orders_out);
-    agent.first_look(&mut probe).await;
+    agent.stay_quiesced();
+    let known: Vec<GpuIdentity> = files::load_json(&folder.join(GPUS)).unwrap_or_default();
+    let mut probe = agent.start_probe(known.clone(), probe_orders_out);
+    agent.first_look(&mut probe, known).await;
     let (log_in, mut log) = mpsc::channel(QUEUED_NEWS);
     let start = agent.cursor.clone().map_or(LogStart::End, LogStart::After);
     let _follows =
@@ -156,19 +159,24 @@ pub(crate) async fn run(config: Config) -> Result<(), AgentError> {
 }
 
 impl Agent {
-    fn start_probe(&self, orders: mpsc::Receiver<KeeperOrder>) -> mpsc::Receiver<ProbeNews> {
+    /// `known`: GPUs seen by an earlier start. One that is lost now could not be named otherwise.
+    fn start_probe(
+        &self,
+        known: Vec<GpuIdentity>,
+        orders: mpsc::Receiver<KeeperOrder>,
+    ) -> mpsc::Receiver<ProbeNews> {
         let (news, receiver) = mpsc::channel(QUEUED_NEWS);
         let config = &self.config;
         let keeper = ProbeKeeper::new(
             config.nvml_library.clone(),
             config.probe_interval,
             config.log,
-            // One that is lost now could not be named otherwise.
-            files::load_json(&config.state_dir.join(GPUS)).unwrap_or_default(),
+            known,
             news,
             orders,
         );
-        tokio::spawn(keeper.run());
+        let quiesced = self.node.sight.quiesced_until().is_some();
+        tokio::spawn(if quiesced { keeper.quiesced() } else { keeper }.run());
         receiver
     }
 
@@ -179,13 +187,16 @@ impl Agent {
         receiver
     }
 
-    /// Waits until the GPUs are known, so that the first hello names them. Goes on without them when there is no
-    /// driver or it does not answer: one may come.
-    async fn first_look(&mut self, probe: &mut mpsc::Receiver<ProbeNews>) {
+    /// Waits until the GPUs are known, so that the first hello names them. Goes on with those of an earlier start when there
+    /// is no driver or it does not answer: one may come.
+    async fn first_look(&mut self, probe: &mut mpsc::Receiver<ProbeNews>, known: Vec<GpuIdentity>) {
         match timeout(FIRST_LOOK, probe.recv()).await {
             Ok(Some(news)) => self.probe_news(news),
             Ok(None) => {}
             Err(_) => warn!("the driver does not answer: the node is blind"),
+        }
+        if self.node.gpus.is_empty() {
+            self.node.not_found_yet(known);
         }
     }
 
@@ -272,7 +283,7 @@ impl Agent {
 
     fn spool_newest(&mut self) {
         for (sequence, transition) in &self.remembered.newest {
-            if *sequence >= self.spool.next() {
+            if !self.spool.has_given(*sequence) {
                 self.spool.push(transition.clone());
             }
         }

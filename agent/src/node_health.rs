@@ -87,6 +87,14 @@ impl NodeHealth {
         }
     }
 
+    /// GPUs that an earlier start has seen: none answers now, and the daemon shall know of them.
+    pub(crate) fn not_found_yet(&mut self, known: Vec<GpuIdentity>) {
+        for gpu in known {
+            self.tracker.watch(&gpu, false);
+            self.gpus.insert(gpu.uuid.clone(), gpu);
+        }
+    }
+
     fn found(&mut self, found: Vec<GpuIdentity>, silent: &[GpuId]) -> Heard {
         let found: BTreeMap<GpuId, GpuIdentity> =
             found.into_iter().map(|gpu| (gpu.uuid.clone(), gpu)).collect();

@@ -93,6 +93,12 @@ impl ProbeKeeper {
         Self { library, interval, log, known, news, orders, quiesced, unanswered, abandoned }
     }
 
+    /// Starts no probe until `Resume`.
+    pub(crate) fn quiesced(mut self) -> Self {
+        self.quiesced = true;
+        self
+    }
+
     /// Runs until nobody listens or nobody gives orders. The probe ends with it, as its socket is closed.
     pub(crate) async fn run(mut self) {
         let mut delay = RESTART;

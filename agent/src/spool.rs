@@ -91,7 +91,6 @@ impl<T: Serialize + DeserializeOwned> Spool<T> {
 
     /// Whether this number was given to an item, as far as the file knows. Asked at a start: the agent may have died
     /// just before.
-    #[allow(dead_code, reason = "the agent will ask for what it remembers")]
     pub(crate) fn has_given(&self, number: u64) -> bool {
         number < self.given
     }

@@ -87,6 +87,30 @@ async fn a_quiesce_ends_by_itself() {
 }
 
 #[tokio::test]
+async fn a_quiesce_outlives_the_agent() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(2));
+    let mut agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    quiesce(&session, 1, 60).await;
+    assert!(session.done().await.ok);
+    agent.kill();
+    let agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    assert_eq!(session.hello.observability(), Observability::Quiesced);
+    assert_eq!(session.hello.gpus.len(), 2, "they are named though nobody looks");
+    assert!(session.hello.gpus.iter().all(|gpu| gpu.health() == HealthClass::Unknown));
+    // Of the first quiesce: it was not acknowledged when the agent was killed, or it was.
+    while session.next(Duration::from_millis(500)).await.is_some() {}
+    assert!(!holds_the_driver(agent.pid()));
+    session.order(Order::EndQuiesce(v1::EndQuiesce { request: 2 })).await;
+    assert!(session.done().await.ok);
+    for _ in 0..2 {
+        assert_eq!(session.health().await.0.health(), HealthClass::Healthy);
+    }
+    assert!(holds_the_driver(agent.pid()));
+}
+
+#[tokio::test]
 async fn a_power_limit_is_clamped_and_its_default_comes_back() {
     let (mut daemon, node) = (Daemon::start().await, Node::new(2));
     let agent = node.start(&daemon);

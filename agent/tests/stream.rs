@@ -106,6 +106,26 @@ async fn a_state_folder_that_cannot_be_written_is_told_and_survived() {
 }
 
 #[tokio::test]
+async fn a_restart_without_the_driver_names_the_gpus_of_before() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(2));
+    let mut agent = node.start(&daemon);
+    daemon.session().await;
+    agent.kill();
+    let away = node.folder.path().join("away.json");
+    std::fs::rename(node.driver(), &away).unwrap();
+    let agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    assert_eq!(session.hello.observability(), Observability::Blind);
+    let told: Vec<_> = session.hello.gpus.iter().map(v1::Gpu::health).collect();
+    assert_eq!(told, [HealthClass::Unknown; 2]);
+    std::fs::rename(&away, node.driver()).unwrap();
+    for _ in 0..2 {
+        assert_eq!(session.health().await.0.health(), HealthClass::Healthy);
+    }
+    drop(agent);
+}
+
+#[tokio::test]
 async fn heartbeats_carry_each_gpus_state_and_its_age() {
     let (mut daemon, node) = (Daemon::start().await, Node::new(2));
     node.set(1, "temperature=61");

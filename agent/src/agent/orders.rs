@@ -1,6 +1,6 @@
 //! What operators ask of the agent, through the daemon. Each request is answered once.
 
-use super::{Agent, POWER};
+use super::{Agent, POWER, QUIESCED};
 use crate::clock::Millis;
 use crate::convert;
 use crate::files;
@@ -58,12 +58,23 @@ impl Agent {
     pub(super) fn quiesce(&mut self, request: u64, seconds: u32) {
         let now = self.node.now();
         info!(seconds, "quiesce");
-        self.node.sight.quiesced(now.after(Duration::from_secs(seconds.into())));
+        let until = now.after(Duration::from_secs(seconds.into()));
+        self.node.sight.quiesced(until);
+        files::save_json(&self.config.state_dir.join(QUIESCED), &until);
         self.requests.wait(now, request, Awaited::Quiesce { seconds });
         self.order_probe(KeeperOrder::Quiesce);
         let transitions =
             self.node.tracker.blind(now, "quiesced: an operator asked the agent to let go of the driver");
         self.report_health(transitions);
+    }
+
+    /// A quiesce outlives the agent.
+    pub(super) fn stay_quiesced(&mut self) {
+        let until: Option<Millis> = files::load_json(&self.config.state_dir.join(QUIESCED));
+        if let Some(until) = until.filter(|until| *until > self.node.now()) {
+            info!("the node is still quiesced");
+            self.node.sight.quiesced(until);
+        }
     }
 
     /// `confirmed`: the probe's exit was seen.
@@ -88,6 +99,8 @@ impl Agent {
 
     fn resume(&mut self) {
         self.node.sight.resumed();
+        // It may be gone already, and one that is over counts for nothing.
+        let _gone = std::fs::remove_file(self.config.state_dir.join(QUIESCED));
         let unconfirmed = self.requests.resumed();
         self.answer(unconfirmed);
         self.order_probe(KeeperOrder::Resume);
