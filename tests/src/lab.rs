@@ -130,12 +130,21 @@ impl Lab {
         let state = self.driver_state(node);
         let name = format!("node-{node}");
         let library = program("libreknit_simdriver.so")?;
+        let (policy, kmsg) =
+            (self.dir.path().join("policy.toml"), self.dir.path().join(format!("{name}.kmsg")));
+        std::fs::write(&policy, format!("gate.hold = \"{}ms\"\n", self.options.rejoin_hold_ms))?;
+        // This machine's own log may tell of GPUs at the places of the simulated ones.
+        std::fs::File::options().create(true).append(true).open(&kmsg)?;
         let child = Command::new(program("reknit-agent")?)
             .args(["--daemon", &format!("http://{}", self.address), "--node", &name])
             .arg("--nvml-library")
             .arg(library)
             .arg("--state-dir")
             .arg(self.dir.path().join(folder))
+            .arg("--policy")
+            .arg(policy)
+            .arg("--kmsg")
+            .arg(kmsg)
             .env("REKNIT_SIMDRIVER_STATE", &state)
             .stdin(Stdio::null())
             .stdout(self.log(&format!("{folder}.log"))?)

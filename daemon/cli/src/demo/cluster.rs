@@ -163,9 +163,14 @@ impl Cluster {
         // The driver's word that a GPU is well again counts soon: this is a demonstration.
         std::fs::write(&policy, format!("version = 1\n[gate]\nhold = \"{hold}ms\"\n"))
             .map_err(Failure::failed(policy.display()))?;
+        // This machine's own log may tell of GPUs at the places of the simulated ones.
+        let kmsg = self.dir.path().join(format!("{name}.kmsg"));
+        std::fs::write(&kmsg, "").map_err(Failure::failed(kmsg.display()))?;
         let args: Vec<OsString> = vec![
             "--policy".into(),
             policy.into(),
+            "--kmsg".into(),
+            kmsg.into(),
             "--daemon".into(),
             daemon.into(),
             "--node".into(),
