@@ -13,7 +13,7 @@ PROGRAMS = -p reknit -p reknitd -p reknit-agent -p reknit-worker -p reknit-simdr
 SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test fuzz fmt lint
+.PHONY: help setup build demo test bench fuzz fmt lint
 
 help: ## Say what each command does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ test: setup ## Check format, lints, purity and documents, then run every test an
 	.ci/outside-clients
 	$(CARGO) test --workspace --locked
 	CARGO=$(CARGO) .ci/fuzz 10
+
+bench: setup ## Measure what the agent costs and how soon faults are reported; some minutes
+	@$(CARGO) bench -p reknit-agent --locked
 
 fuzz: setup ## Fuzz the readers of job, topology and holdings files, SECONDS=60 each
 	CARGO=$(CARGO) .ci/fuzz $(SECONDS)

@@ -435,6 +435,7 @@ impl Agent {
             observability: convert::observability(self.node.sight.observability()).into(),
             gaps: self.node.sight.gaps(),
             gpus: gpus.collect(),
+            readings: self.node.readings,
         };
         self.send(convert::report(Report::Heartbeat(beat)));
     }

@@ -21,6 +21,8 @@ pub(crate) struct NodeHealth {
     pub(crate) tracker: Tracker,
     pub(crate) gpus: BTreeMap<GpuId, GpuIdentity>,
     pub(crate) sight: Sight,
+    /// Taken so far.
+    pub(crate) readings: u64,
 }
 
 /// What follows from news.
@@ -50,6 +52,7 @@ impl NodeHealth {
             boot,
             gpus: BTreeMap::new(),
             sight: Sight::default(),
+            readings: 0,
         }
     }
 
@@ -66,6 +69,7 @@ impl NodeHealth {
         match line {
             ProbeLine::Ready { gpus, silent, driver: _ } => self.found(gpus, &silent),
             ProbeLine::Reading { gpu, reading } => {
+                self.readings += 1;
                 self.sight.reading(now, &gpu, &reading);
                 Heard::of(self.tracker.reading(now, &gpu, &reading))
             }

@@ -186,7 +186,7 @@ async fn complaint_8_a_nonfatal_link_error_is_not_fatal() {
 /// dcgm-exporter#706: open handles block unbind and reset.
 #[tokio::test]
 async fn complaint_9_quiesce_lets_go_of_every_handle() {
-    let (_daemon, node, agent, mut session) = calm(2).await;
+    let (_daemon, _node, agent, mut session) = calm(2).await;
     let holders = || {
         let all = [agent.pid()].into_iter().chain(children(agent.pid()));
         let maps = all.map(|pid| fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default());

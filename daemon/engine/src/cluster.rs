@@ -67,8 +67,8 @@ impl Gpu {
 /// A worker may be started on a GPU of this class.
 fn fit(health: HealthClass) -> bool {
     match health {
-        HealthClass::Healthy | HealthClass::RankDied => true,
-        HealthClass::Fatal | HealthClass::Drain | HealthClass::Predict | HealthClass::Unknown => false,
+        HealthClass::Healthy | HealthClass::RankDied | HealthClass::Predict => true,
+        HealthClass::Fatal | HealthClass::Drain | HealthClass::Unknown => false,
     }
 }
 
