@@ -1,0 +1,212 @@
+//! What operators see.
+
+use super::key;
+use crate::agents::Agent;
+use reknit_engine::{
+    HealthClass, Incident, IncidentKind, JobName, JobView, NodeLink, NodeView, Notice, Phase, Time,
+};
+use reknit_layout::{NodeName, Place};
+use reknit_proto::v1;
+
+pub fn phase(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Pending => "Pending",
+        Phase::Starting => "Starting",
+        Phase::Running => "Running",
+        Phase::Quiescing => "Quiescing",
+        Phase::Resharding => "Resharding",
+        Phase::Waiting => "Waiting",
+        Phase::Draining => "Draining",
+        Phase::Stopped => "Stopped",
+        Phase::Completed => "Completed",
+        Phase::Failed => "Failed",
+        Phase::Rebuilding => "Rebuilding",
+    }
+}
+
+fn written(place: Option<Place>) -> String {
+    place.map(|place| place.to_string()).unwrap_or_default()
+}
+
+pub fn job(view: JobView) -> Result<v1::Job, serde_json::Error> {
+    let workers = view.workers.into_iter().map(|worker| v1::JobWorker {
+        worker: Some(key(&view.name, &worker.worker)),
+        place: written(worker.place),
+        node: worker.node.0,
+        pid: worker.pid,
+        state: worker.state,
+    });
+    Ok(v1::Job {
+        workers: workers.collect(),
+        phase: phase(view.phase).to_owned(),
+        explanation: view.explanation,
+        epoch: view.epoch.0,
+        committed_step: view.committed_step.0,
+        layout: match &view.layout {
+            Some(layout) => serde_json::to_vec(layout)?,
+            None => Vec::new(),
+        },
+        last_loss: view.last_loss.unwrap_or_default(),
+        name: view.name.0,
+    })
+}
+
+/// `agent`: what was heard of it, if anything was.
+pub fn node(view: NodeView, agent: Option<&Agent>, now: Time) -> v1::Node {
+    let gpus = view.gpus.into_iter().map(|gpu| {
+        let details = agent.and_then(|agent| agent.gpus.get(&gpu.gpu)).cloned().unwrap_or_default();
+        let state = agent.and_then(|agent| agent.states.get(&gpu.gpu)).cloned().unwrap_or_default();
+        let heard = agent.map_or(now, |agent| agent.heard);
+        let since = now.0.saturating_sub(heard.0) / 1_000;
+        v1::NodeGpu {
+            uuid: gpu.gpu.0,
+            index: gpu.index,
+            name: gpu.name,
+            health: health_class(gpu.health).into(),
+            cause: gpu.cause,
+            drained: gpu.drained,
+            evidence: details.evidence,
+            shards_readable: details.shards_readable,
+            rejoin: details.rejoin,
+            action: details.action,
+            would_be: details.would_be.into(),
+            age_ms: state.age_ms.map(|age| age.saturating_add(since)),
+            temperature: state.temperature,
+            power_mw: state.power_mw,
+            power_limit_mw: state.power_limit_mw,
+            risk: details.risk,
+        }
+    });
+    let (link, since) = match view.link {
+        NodeLink::Connected { since } => (v1::NodeLink::Connected, since),
+        NodeLink::Silent { since, lease: _ } => (v1::NodeLink::Silent, since),
+        NodeLink::Gone { since } => (v1::NodeLink::Gone, since),
+    };
+    v1::Node {
+        name: view.name.0,
+        connected: link == v1::NodeLink::Connected,
+        gpus: gpus.collect(),
+        link: link.into(),
+        link_since_us: since.0,
+        observability: agent.map_or(v1::Observability::Unspecified, |agent| agent.observability).into(),
+        gaps: agent.map(|agent| agent.gaps.clone()).unwrap_or_default(),
+        agent_version: agent.map(|agent| agent.version.clone()).unwrap_or_default(),
+    }
+}
+
+fn health_class(class: HealthClass) -> v1::HealthClass {
+    match class {
+        HealthClass::Healthy => v1::HealthClass::Healthy,
+        HealthClass::Fatal => v1::HealthClass::Fatal,
+        HealthClass::RankDied => v1::HealthClass::RankDied,
+        HealthClass::Drain => v1::HealthClass::Drain,
+        HealthClass::Predict => v1::HealthClass::Predict,
+        HealthClass::Unknown => v1::HealthClass::Unknown,
+    }
+}
+
+fn incident_kind(kind: IncidentKind) -> &'static str {
+    match kind {
+        IncidentKind::WorkerKilled => "worker_killed",
+        IncidentKind::WorkerExited => "worker_exited",
+        IncidentKind::GpuLost => "gpu_lost",
+        IncidentKind::PlaneFailed => "plane_failed",
+        IncidentKind::Frozen => "frozen",
+        IncidentKind::NodeLost => "node_lost",
+        IncidentKind::Planned => "planned",
+    }
+}
+
+pub fn incident(incident: Incident) -> v1::Incident {
+    let reached = |time: Option<Time>| time.unwrap_or_default().0;
+    v1::Incident {
+        id: incident.id,
+        job: incident.job.0,
+        kind: incident_kind(incident.kind).to_owned(),
+        place: written(incident.place),
+        gpu: incident.gpu.map(|gpu| gpu.0).unwrap_or_default(),
+        node: incident.node.map(|node| node.0).unwrap_or_default(),
+        signal: incident.signal,
+        first_reporter: incident.first_reporter,
+        epoch_before: incident.epoch_before.0,
+        epoch_after: incident.epoch_after.unwrap_or_default().0,
+        detected_us: incident.detected.0,
+        quiesced_us: reached(incident.quiesced),
+        fenced_us: reached(incident.fenced),
+        planned_us: reached(incident.planned),
+        ready_us: reached(incident.ready),
+        committed_us: reached(incident.committed),
+        recovered_us: reached(incident.recovered),
+        steps_lost: incident.steps_lost,
+        bytes_moved: incident.bytes_moved,
+        bytes_lower_bound: incident.bytes_lower_bound,
+        degrees_before: incident.degrees_before,
+        degrees_after: incident.degrees_after,
+        advice: incident.advice,
+    }
+}
+
+pub fn job_event(time: Time, job: &JobName, notice: Notice) -> v1::JobEvent {
+    use v1::job_event::Event;
+    let event = match notice {
+        Notice::Step { epoch, step, loss, tokens, step_ms, complete, samples_missing, samples_repeated } => {
+            Event::Step(v1::StepCommitted {
+                epoch: epoch.0,
+                step: step.0,
+                loss,
+                tokens,
+                step_ms,
+                complete,
+                samples_missing,
+                samples_repeated,
+            })
+        }
+        Notice::Phase { phase: new, explanation } => {
+            Event::Phase(v1::PhaseChanged { phase: phase(new).to_owned(), explanation })
+        }
+        Notice::Layout { epoch, degrees, batch, bytes_moved, bytes_lower_bound, resume_step } => {
+            Event::Layout(v1::LayoutCommitted {
+                epoch: epoch.0,
+                degrees,
+                batch,
+                bytes_moved,
+                bytes_lower_bound,
+                resume_step: resume_step.0,
+            })
+        }
+        Notice::Incident(record) => Event::Incident(incident(*record)),
+        Notice::Worker { worker, place, node, pid, state } => Event::Worker(v1::WorkerChanged {
+            worker: Some(key(job, &worker)),
+            place: written(place),
+            node: node.0,
+            pid,
+            state,
+        }),
+    };
+    v1::JobEvent { time_us: time.0, job: job.0.clone(), event: Some(event) }
+}
+
+fn cluster_event(time: Time, event: v1::job_event::Event) -> v1::JobEvent {
+    v1::JobEvent { time_us: time.0, job: String::new(), event: Some(event) }
+}
+
+pub fn announcement(time: Time, text: String) -> v1::JobEvent {
+    cluster_event(time, v1::job_event::Event::Note(v1::Note { text }))
+}
+
+pub fn gpu_health_changed(time: Time, node: &NodeName, told: v1::HealthTransition) -> v1::JobEvent {
+    let changed = v1::GpuHealthChanged {
+        node: node.0.clone(),
+        gpu: told.gpu,
+        health: told.health,
+        cause: told.cause,
+        evidence: told.evidence,
+        shards_readable: told.shards_readable,
+        rejoin: told.rejoin,
+        action: told.action,
+        would_be: told.would_be,
+        at_ms: told.at_ms,
+        sequence: told.sequence,
+    };
+    cluster_event(time, v1::job_event::Event::Health(changed))
+}
