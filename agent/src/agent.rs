@@ -1,6 +1,7 @@
 //! The agent's one loop: everything that happens comes here, and every decision is taken here.
 
 mod orders;
+mod wire;
 
 use crate::clock::Clock;
 use crate::config::Config;
@@ -16,17 +17,13 @@ use crate::probe_keeper::{KeeperOrder, ProbeKeeper, ProbeNews};
 use crate::requests::Requests;
 use crate::session::{self, SessionNews};
 use crate::spool::Spool;
-use crate::workers::{Exit, Spawn, WorkerId, Workers};
-use reknit_layout::GpuId;
+use crate::workers::{Exit, WorkerId, Workers};
 use reknit_proto::v1;
-use reknit_proto::v1::agent_order::Order;
-use reknit_proto::v1::agent_report::Report;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{error, info, warn};
@@ -323,136 +320,6 @@ impl Agent {
         self.send(convert::exited(worker, exit));
         info!(%worker, %exit, "worker ended");
         self.workers.ended(worker, exit);
-    }
-
-    /// Returns how often to send heartbeats, when the daemon has just said so.
-    fn session_news(&mut self, news: SessionNews) -> Option<Duration> {
-        match news {
-            SessionNews::Opening(link) => {
-                self.link = Some(link);
-                self.greet();
-                None
-            }
-            SessionNews::Closed => {
-                self.link = None;
-                self.requests.forget();
-                None
-            }
-            SessionNews::Order(order) => self.order(order),
-        }
-    }
-
-    /// The hello, then all that the daemon may have missed.
-    fn greet(&mut self) {
-        let now = self.node.now();
-        let gpus = self.node.gpus.values().filter_map(|gpu| {
-            let verdict = self.node.tracker.verdict(&gpu.uuid)?;
-            let enforced = self.node.tracker.enforced(&gpu.uuid);
-            Some(convert::gpu(gpu, verdict, enforced, self.node.tracker.risk(now, &gpu.uuid)))
-        });
-        let workers = self
-            .workers
-            .running()
-            .map(|(worker, pid)| v1::WorkerProcess { worker: Some(convert::worker_key(worker)), pid });
-        let hello = v1::AgentHello {
-            node: self.config.node.clone(),
-            gpus: gpus.collect(),
-            workers: workers.collect(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            instance: self.instance.clone(),
-            boot_id: self.node.boot_id().to_owned(),
-            observability: convert::observability(self.node.sight.observability()).into(),
-            gaps: self.node.sight.gaps(),
-            next_sequence: self.spool.next(),
-        };
-        let mut reports = vec![convert::report(Report::Hello(hello))];
-        let missed = self.spool.waiting();
-        reports.extend(missed.map(|(sequence, t)| convert::transition(*sequence, t)));
-        let ends = self.workers.ended_before();
-        reports.extend(ends.map(|(worker, exit)| convert::exited(worker, exit)));
-        for report in reports {
-            self.send(report);
-        }
-    }
-
-    fn order(&mut self, order: Order) -> Option<Duration> {
-        match order {
-            Order::Welcome(welcome) => {
-                return (welcome.heartbeat_ms > 0)
-                    .then(|| Duration::from_millis(welcome.heartbeat_ms.into()));
-            }
-            Order::Spawn(spawn) => {
-                if let Some(worker) = convert::worker_id(spawn.worker) {
-                    self.spawn(worker);
-                }
-            }
-            Order::Fence(fence) => {
-                if let Some(worker) = convert::worker_id(fence.worker) {
-                    info!(%worker, "fence");
-                    if let Some(exit) = self.workers.fence(&worker) {
-                        self.send(convert::exited(&worker, &exit));
-                    }
-                }
-            }
-            Order::HealthAck(ack) => self.spool.acknowledge(ack.sequence),
-            Order::Quiesce(order) => self.quiesce(order.request, order.seconds),
-            Order::EndQuiesce(order) => self.end_quiesce(order.request),
-            Order::SetPowerLimit(order) => self.set_power_limit(order),
-            Order::ProbeNow(order) => self.probe_now(order.request),
-            Order::ReleaseGpu(order) => self.release(order.request, &GpuId(order.gpu)),
-        }
-        None
-    }
-
-    fn spawn(&mut self, worker: WorkerId) {
-        let index = self.node.gpus.get(&worker.key.gpu).map(|gpu| gpu.index);
-        match self.workers.spawn(worker.clone(), index) {
-            Spawn::Running(pid) => {
-                self.send(convert::spawned(&worker, pid));
-                info!(%worker, pid, "worker runs");
-            }
-            Spawn::Ended(exit) => self.send(convert::exited(&worker, &exit)),
-        }
-    }
-
-    fn heartbeat(&mut self) {
-        self.spool.retry();
-        self.workers.retry_saving();
-        self.save_memory();
-        self.reread_policy();
-        if self.link.is_none() {
-            return;
-        }
-        self.heartbeats += 1;
-        let now = self.node.now();
-        let gpus = self.node.gpus.keys().filter_map(|gpu| {
-            let class = self.node.tracker.verdict(gpu)?.class;
-            let (enforced, risk) = (self.node.tracker.enforced(gpu), self.node.tracker.risk(now, gpu));
-            Some(convert::gpu_state(now, gpu, class, enforced, self.node.sight.of(gpu), risk))
-        });
-        let beat = v1::AgentHeartbeat {
-            sequence: self.heartbeats,
-            observability: convert::observability(self.node.sight.observability()).into(),
-            gaps: self.node.sight.gaps(),
-            gpus: gpus.collect(),
-            readings: self.node.readings,
-        };
-        self.send(convert::report(Report::Heartbeat(beat)));
-    }
-
-    /// Never waits. A session that cannot keep up is dropped; the next one's hello tells what it missed.
-    fn send(&mut self, report: v1::AgentReport) {
-        let Some(link) = &self.link else {
-            return;
-        };
-        match link.try_send(report) {
-            Ok(()) => {}
-            Err(TrySendError::Full(_)) => {
-                self.link = None;
-                self.reopen_session.notify_one();
-            }
-            Err(TrySendError::Closed(_)) => self.link = None,
-        }
     }
 
     async fn stop(&mut self, exits: &mut mpsc::Receiver<(WorkerId, Exit)>) {
