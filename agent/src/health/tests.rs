@@ -305,6 +305,7 @@ fn a_peers_link_is_the_peers_fault() {
     assert_eq!(node.tracker.ignored(&"a".into()).unwrap().class, Class::Ignore);
     assert_eq!(class(node.logged("b", 149, Some("NETIR_LINK_EVT LINK_DOWN Link 08"))), Some(Class::Fatal));
     assert_eq!(class(node.logged("c", 149, Some("NETIR_BER_EVENT Link 08"))), Some(Class::Predict));
+    assert_eq!(class(node.logged("a", 149, Some("NETIR_LINK_EVT LINK_DOWN Link 09"))), Some(Class::Fatal));
     // NVML first, and the log takes the blame away.
     assert_eq!(class(node.xid("d", 149)), Some(Class::Predict));
     assert_eq!(class(node.logged("d", 149, Some("PEER_LINK_DOWN"))), Some(Class::Healthy));

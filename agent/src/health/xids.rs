@@ -57,12 +57,17 @@ impl GpuHealth {
         let row = policy.xid(number);
         let word = seen.log.and_then(|log| row.log.iter().find(|word| has_word(log, &word.word)));
         let by = By::Xid(number);
-        if self.durable.xids.told_before(now, number) {
+        let again = self.durable.xids.told_before(now, number);
+        // A burst may say something of this GPU after it spoke of a peer.
+        let more = word.is_some_and(|word| word.class != Class::Ignore) && self.fault(&by).is_none();
+        if again && !more {
             self.told_again(now, row, number, word.map(|word| word.class), seen.log);
             return;
         }
-        let repeats = self.durable.xids.repeats(now, number, row);
-        self.add_risk(now, &format!("XID {number}: {}", row.cause), row.risk);
+        let repeats = !again && self.durable.xids.repeats(now, number, row);
+        if !again {
+            self.add_risk(now, &format!("XID {number}: {}", row.cause), row.risk);
+        }
         if !repeats && self.belongs_to_another(now, number) {
             return;
         }

@@ -59,10 +59,21 @@ fn sram_threshold(query: &mut Query<'_>) -> Result<Option<bool>, Fault> {
     })
 }
 
-/// `nvmlUnrepairableMemoryStatus_v1_t`, which the bindings do not know. Source: `nvml.h`, release 13.1.
+/// `nvmlUnrepairableMemoryStatus_v1_t`, which the bindings do not know. In `nvml.h`, release 13.5, it is the flag alone;
+/// NVIDIA's Python binding of that release has a version before it. So there is room for both.
 #[repr(C)]
 struct UnrepairableMemory {
+    flag_or_version: c_uint,
     flag: c_uint,
+}
+
+impl UnrepairableMemory {
+    /// Versioned structs begin with their size and the version from bit 24 on.
+    const VERSION: c_uint = size_of::<Self>() as c_uint | 1 << 24;
+
+    const fn is_set(&self) -> bool {
+        self.flag != 0 || (self.flag_or_version != Self::VERSION && self.flag_or_version != 0)
+    }
 }
 
 type GetUnrepairableMemoryFlag =
@@ -75,10 +86,10 @@ fn memory_unrepairable(query: &mut Query<'_>) -> Result<Option<bool>, Fault> {
             nvml.lib().__library.get::<GetUnrepairableMemoryFlag>(b"nvmlDeviceGetUnrepairableMemoryFlag_v1\0")
         };
         let call = call.map_err(|_| NvmlError::FunctionNotFound)?;
-        let mut status = UnrepairableMemory { flag: 0 };
-        // SAFETY: the handle is a live device's, and `status` outlives the call.
+        let mut status = UnrepairableMemory { flag_or_version: UnrepairableMemory::VERSION, flag: 0 };
+        // SAFETY: the handle is a live device's, and `status` has room for either form and outlives the call.
         nvml_try(unsafe { call(device.handle(), &raw mut status) })?;
-        Ok(status.flag != 0)
+        Ok(status.is_set())
     })
 }
 
