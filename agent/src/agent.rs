@@ -245,13 +245,10 @@ impl Agent {
     /// Does what follows from news.
     fn heard(&mut self, heard: Heard) {
         let Heard { transitions, replace_probe, read_now, gpus_changed } = heard;
-        // The wire names GPUs only in the hello, so a changed list needs another one.
         if gpus_changed {
             let gpus: Vec<&GpuIdentity> = self.node.gpus.values().filter(|gpu| gpu.is_identified()).collect();
             files::save_json(&self.config.state_dir.join(GPUS), &gpus);
-            if self.link.take().is_some() {
-                self.reopen_session.notify_one();
-            }
+            self.say_hello();
         }
         self.report_health(transitions);
         if replace_probe && !self.replacing_probe {

@@ -43,7 +43,7 @@ enum End {
     NoWelcome,
     #[error("the daemon closed it")]
     Closed,
-    #[error("it is opened anew, as the node's GPUs changed")]
+    #[error("the daemon does not keep up with the reports")]
     Reopened,
     #[error("the agent stops")]
     Stopping,

@@ -97,6 +97,7 @@ async fn a_quiesce_outlives_the_agent() {
     let agent = node.start(&daemon);
     let mut session = daemon.session().await;
     assert_eq!(session.hello.observability(), Observability::Quiesced);
+    assert!(session.hello.quiesce_left_ms > 0);
     assert_eq!(session.hello.gpus.len(), 2, "they are named though nobody looks");
     assert!(session.hello.gpus.iter().all(|gpu| gpu.health() == HealthClass::Unknown));
     // Of the first quiesce: it was not acknowledged when the agent was killed, or it was.

@@ -195,10 +195,10 @@ async fn a_node_without_a_driver_is_blind_until_it_comes() {
     let (away, here) = (node.folder.path().join("away.json"), node.driver());
     std::fs::rename(&here, &away).unwrap();
     let agent = node.start(&daemon);
-    let session = daemon.session().await;
+    let mut session = daemon.session().await;
     assert_eq!(session.hello.gpus, []);
     std::fs::rename(&away, &here).unwrap();
-    let session = daemon.session().await;
+    session.hello_again().await;
     assert_eq!(session.hello.gpus.len(), 2, "another hello names them");
     drop(agent);
 }
@@ -210,13 +210,13 @@ async fn a_missing_library_is_said_and_waited_for() {
     std::fs::write(&library, "no library").unwrap();
     let mut command = node.command_over(&format!("http://{}", daemon.address), &library);
     let agent = harness::RunningAgent(command.spawn().unwrap());
-    let session = daemon.session().await;
+    let mut session = daemon.session().await;
     assert_eq!((session.hello.observability(), session.hello.gpus.len()), (Observability::Blind, 0));
     let gap = &session.hello.gaps[0];
     assert!(gap.contains(library.to_str().unwrap()) && gap.contains("--nvml-library"), "{gap}");
     std::fs::remove_file(&library).unwrap();
     std::os::unix::fs::symlink(harness::library(), &library).unwrap();
-    let session = daemon.session().await;
+    session.hello_again().await;
     assert_eq!(session.hello.gpus.len(), 2);
     drop(agent);
 }
@@ -236,7 +236,7 @@ async fn a_gpu_that_never_answered_is_reported_by_its_place_and_named_when_it_do
     assert_eq!((fatal.gpu, fatal.health), (unidentified, HealthClass::Fatal.into()));
     session.quiet(CALM).await;
     node.set(1, "lost=false");
-    let mut session = daemon.session().await;
+    session.hello_again().await;
     let mut named: Vec<_> = session.hello.gpus.iter().collect();
     named.sort_by_key(|gpu| gpu.index);
     assert_eq!(named.iter().map(|gpu| gpu.uuid.clone()).collect::<Vec<_>>(), node.gpus);

@@ -6,6 +6,7 @@ use reknit_engine::{Refusal, Time};
 use reknit_layout::{GpuId, NodeName};
 use reknit_proto::v1;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// What an agent says of itself when it opens its session.
 #[derive(Debug, Clone, Default)]
@@ -14,6 +15,8 @@ pub struct Greeting {
     pub version: String,
     pub observability: v1::Observability,
     pub gaps: Vec<String>,
+    /// Zero: it is not quiesced.
+    pub quiesce_left: Duration,
     /// 0: it numbers nothing.
     pub next_sequence: u64,
     pub gpus: Vec<(GpuId, Details)>,
@@ -36,6 +39,7 @@ pub struct Agent {
     pub version: String,
     pub observability: v1::Observability,
     pub gaps: Vec<String>,
+    pub quiesced_until: Option<Time>,
     pub gpus: BTreeMap<GpuId, Details>,
     /// From the last heartbeat, and when that came.
     pub states: BTreeMap<GpuId, v1::GpuState>,
@@ -56,19 +60,20 @@ pub enum Novelty {
     New,
 }
 
+/// What an operator waits for.
 #[derive(Debug)]
-struct Asked {
-    node: NodeName,
-    /// What was asked is done here already, whatever the agent says.
-    done: bool,
-    reply: Reply<Result<String, Refusal>>,
+pub struct Asked {
+    pub wish: Wish,
+    /// The operator's own drain was lifted here, whatever the agent says.
+    pub lifted: bool,
+    pub reply: Reply<Result<String, Refusal>>,
 }
 
 /// Every agent that was heard, and the questions under way.
 #[derive(Debug, Default)]
 pub struct Agents {
     known: BTreeMap<NodeName, Agent>,
-    asked: BTreeMap<u64, Asked>,
+    asked: BTreeMap<u64, (NodeName, Asked)>,
     last_request: u64,
 }
 
@@ -77,8 +82,8 @@ impl Agents {
         self.known.get(node)
     }
 
-    pub fn opened(&mut self, node: &NodeName, greeting: Greeting) {
-        self.give_up(node);
+    /// Its hello: the first of a session, or a later one.
+    pub fn greeted(&mut self, node: &NodeName, now: Time, greeting: Greeting) {
         let agent = self.known.entry(node.clone()).or_default();
         // One that has lost its memory counts from somewhere else: its numbers say nothing about those taken.
         if greeting.next_sequence <= agent.taken {
@@ -89,6 +94,7 @@ impl Agents {
         agent.version = greeting.version;
         agent.observability = greeting.observability;
         agent.gaps = greeting.gaps;
+        agent.quiesced_until = end_of_quiesce(now, greeting.quiesce_left);
         agent.gpus = greeting.gpus.into_iter().collect();
         agent.states.retain(|gpu, _| agent.gpus.contains_key(gpu));
     }
@@ -124,6 +130,7 @@ impl Agents {
         agent.heard = now;
         agent.observability = beat.observability();
         agent.gaps = beat.gaps;
+        agent.quiesced_until = end_of_quiesce(now, Duration::from_millis(beat.quiesce_left_ms));
         let states = beat.gpus.into_iter().map(|state| (GpuId(state.uuid.clone()), state));
         agent.states = states.filter(|(gpu, _)| agent.gpus.contains_key(gpu)).collect();
         for (gpu, state) in &agent.states {
@@ -134,34 +141,42 @@ impl Agents {
     }
 
     /// Keeps the asker until the agent answers; returns the order to send.
-    pub fn ask(&mut self, ask: Ask, done: bool) -> v1::AgentOrder {
+    pub fn ask(&mut self, ask: Ask, lifted: bool) -> v1::AgentOrder {
         let Ask { node, wish, reply } = ask;
         // Of askers who went away.
-        self.asked.retain(|_, asked| !asked.reply.is_closed());
+        self.asked.retain(|_, (_, asked)| !asked.reply.is_closed());
         self.last_request += 1;
         let request = self.last_request;
-        self.asked.insert(request, Asked { node, done, reply });
-        order(request, wish)
+        let order = order(request, wish.clone());
+        self.asked.insert(request, (node, Asked { wish, lifted, reply }));
+        order
     }
 
-    /// The agent's answer. One that nobody waits for, or of another node's agent, is dropped.
-    pub fn answered(&mut self, node: &NodeName, answer: v1::OrderDone) {
-        let own = self.asked.get(&answer.request).is_some_and(|asked| asked.node == *node);
-        if let Some(asked) = self.asked.remove(&answer.request).filter(|_| own) {
-            let _ = asked.reply.send(match (answer.ok, asked.done) {
-                (true, _) => Ok(answer.message),
-                (false, true) => Ok(String::new()),
-                (false, false) => Err(Refusal::FailedPrecondition(answer.message)),
-            });
+    /// Who waits for this answer. One that nobody waits for, or of another node's agent, is dropped.
+    pub fn answered(&mut self, node: &NodeName, now: Time, answer: &v1::OrderDone) -> Option<Asked> {
+        let own = self.asked.get(&answer.request).is_some_and(|(of, _)| of == node);
+        let (_, asked) = self.asked.remove(&answer.request).filter(|_| own)?;
+        if let Some(agent) = self.known.get_mut(node).filter(|_| answer.ok) {
+            // The next heartbeat says so too, later.
+            match asked.wish {
+                Wish::Quiesce { seconds } => {
+                    agent.observability = v1::Observability::Quiesced;
+                    agent.quiesced_until = end_of_quiesce(now, Duration::from_secs(seconds.into()));
+                }
+                Wish::EndQuiesce => agent.quiesced_until = None,
+                Wish::Probe | Wish::PowerLimit { .. } | Wish::Release { .. } => {}
+            }
         }
+        Some(asked)
     }
 
     /// Its session has ended: what it was asked will not be answered any more.
     pub fn give_up(&mut self, node: &NodeName) {
-        let (ended, others) = std::mem::take(&mut self.asked).into_iter().partition(|(_, a)| a.node == *node);
+        let (ended, others) =
+            std::mem::take(&mut self.asked).into_iter().partition(|(_, (of, _))| of == node);
         self.asked = others;
-        for (_, asked) in BTreeMap::into_iter(ended) {
-            let _ = asked.reply.send(if asked.done {
+        for (_, (_, asked)) in BTreeMap::into_iter(ended) {
+            let _ = asked.reply.send(if asked.lifted {
                 Ok(String::new())
             } else {
                 Err(Refusal::FailedPrecondition(format!(
@@ -171,6 +186,10 @@ impl Agents {
             });
         }
     }
+}
+
+fn end_of_quiesce(now: Time, left: Duration) -> Option<Time> {
+    (!left.is_zero()).then(|| now.after(left))
 }
 
 fn order(request: u64, wish: Wish) -> v1::AgentOrder {
@@ -202,16 +221,16 @@ mod tests {
     #[test]
     fn each_transition_is_taken_once_and_one_before_the_hello_is_history() {
         let (mut agents, node) = (Agents::default(), NodeName::from("n0"));
-        agents.opened(&node, greeting(10));
+        agents.greeted(&node, Time(0), greeting(10));
         let taken = [8, 9, 9, 10, 10, 11].map(|number| agents.take(&node, &transition(number)));
         use Novelty::{History, New, Repeated};
         assert_eq!(taken, [History, History, Repeated, New, Repeated, New]);
         // The same agent again: its acknowledgements were lost.
-        agents.opened(&node, greeting(13));
+        agents.greeted(&node, Time(0), greeting(13));
         let taken = [10, 11, 12, 13].map(|number| agents.take(&node, &transition(number)));
         assert_eq!(taken, [Repeated, Repeated, History, New]);
         // It lost its state folder, and its clock is behind.
-        agents.opened(&node, greeting(5));
+        agents.greeted(&node, Time(0), greeting(5));
         assert_eq!(agents.take(&node, &transition(5)), New);
     }
 
@@ -224,14 +243,17 @@ mod tests {
             (agents.ask(Ask { node: node.clone(), wish, reply }, done), answer)
         };
         let (_, mut first) = ask(Wish::Probe, false);
-        let (order, mut second) = ask(Wish::EndQuiesce, false);
+        let (order, mut second) = ask(Wish::Quiesce { seconds: 60 }, false);
         let (_, mut third) = ask(Wish::Release { gpu: GpuId::from("GPU-0") }, true);
-        let Some(v1::agent_order::Order::EndQuiesce(end)) = order.order else { panic!("{order:?}") };
-        let answer =
-            v1::OrderDone { request: end.request, ok: false, message: "it is not quiesced".to_owned() };
-        agents.answered(&node, answer);
-        let refused = second.try_recv().unwrap().unwrap_err();
-        assert_eq!(refused.to_string(), "it is not quiesced");
+        let Some(v1::agent_order::Order::Quiesce(quiesce)) = order.order else { panic!("{order:?}") };
+        let answer = v1::OrderDone { request: quiesce.request, ok: true, message: String::new() };
+        agents.greeted(&node, Time(0), greeting(1));
+        let asked = agents.answered(&node, Time(1), &answer).unwrap();
+        assert_eq!(asked.wish, Wish::Quiesce { seconds: 60 });
+        assert_eq!(agents.get(&node).unwrap().quiesced_until, Some(Time(60_000_001)));
+        assert!(agents.answered(&node, Time(1), &answer).is_none(), "answered once");
+        drop(asked);
+        assert!(second.try_recv().is_err());
         agents.give_up(&other);
         assert!(first.try_recv().is_err(), "still under way");
         agents.give_up(&node);

@@ -42,6 +42,8 @@ pub enum Input {
 #[derive(Debug)]
 pub enum Said {
     Event(Event),
+    /// An agent's hello again: its list of GPUs changed.
+    Hello(Event, Box<Greeting>),
     /// A numbered change of a GPU's class, acknowledged once it is carried out, with all that was said of it.
     Transition(Event, Box<v1::HealthTransition>),
     Heartbeat(v1::AgentHeartbeat),

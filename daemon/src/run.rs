@@ -125,6 +125,13 @@ impl Coordinator {
             Input::Said { peer, session, said } => match said {
                 _ if !self.is_current(&peer, session) => Ok(()),
                 Said::Event(event) => self.feed(event).await,
+                Said::Hello(event, greeting) => match peer {
+                    Peer::Agent(node) => {
+                        self.known.greeted(&node, self.clock.now(), *greeting);
+                        self.feed(event).await
+                    }
+                    Peer::Worker(..) => Ok(()),
+                },
                 Said::Transition(event, told) => match peer {
                     Peer::Agent(node) => self.transition(node, event, *told).await,
                     Peer::Worker(..) => Ok(()),
@@ -137,7 +144,7 @@ impl Coordinator {
                 }
                 Said::Done(answer) => {
                     if let Peer::Agent(node) = peer {
-                        self.known.answered(&node, answer);
+                        self.answered(&node, answer);
                     }
                     Ok(())
                 }

@@ -206,6 +206,8 @@ async fn silence_is_a_state_of_its_own_and_is_told() {
     let silent = until(&daemon, |node| node.link() == v1::NodeLink::Silent).await;
     let gone = until(&daemon, |node| node.link() == v1::NodeLink::Gone).await;
     assert!(!silent.connected && !gone.connected);
+    assert_eq!((silent.observability(), silent.gaps.len()), (v1::Observability::Unspecified, 0));
+    assert_eq!(silent.gpus[0].temperature, None, "it is old");
     assert_eq!(silent.link_since_us, gone.link_since_us);
     assert!(gone.gpus[0].age_ms.unwrap() >= 1_000, "the reading ages: {gone:?}");
     let _agent = Agent::open(&daemon, hello("one", 1)).await.unwrap();
@@ -233,6 +235,9 @@ async fn what_an_operator_asks_is_answered_with_the_agents_words() {
         assert_eq!(order.seconds, 60);
         let (request, message) = (order.request, "every handle is closed".to_owned());
         agent.say(Report::Done(v1::OrderDone { request, ok: true, message })).await;
+        let Ok(Order::EndQuiesce(order)) = agent.next().await else { panic!("no resume") };
+        let (request, message) = (order.request, "it is read again".to_owned());
+        agent.say(Report::Done(v1::OrderDone { request, ok: true, message })).await;
         let Ok(Order::SetPowerLimit(order)) = agent.next().await else { panic!("no limit") };
         assert_eq!((order.gpu.as_str(), order.limit_mw, order.lease_seconds), ("GPU-0", 300_000, 60));
         let (request, message) = (order.request, "the driver refuses".to_owned());
@@ -245,11 +250,31 @@ async fn what_an_operator_asks_is_answered_with_the_agents_words() {
     });
     let answer = admin.quiesce_node(quiesce(60, "n0")).await.unwrap().into_inner();
     assert_eq!(answer.message, "every handle is closed");
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros() as u64;
+    let quiesced = node(&daemon).await;
+    assert_eq!(quiesced.observability(), v1::Observability::Quiesced);
+    assert!((now + 30_000_000..now + 61_000_000).contains(&quiesced.quiesced_until_us), "{quiesced:?}");
+    // What needs the driver is refused here, with the remedy.
+    let restore = v1::RestoreGpuRequest { gpu: "GPU-0".to_owned() };
+    let power = v1::SetPowerLimitRequest { gpu: "GPU-0".to_owned(), limit_mw: 300_000, lease_seconds: 60 };
+    for refused in [
+        admin.probe_node(v1::ProbeNodeRequest { node: "n0".to_owned() }).await.unwrap_err(),
+        admin.set_power_limit(power).await.unwrap_err(),
+        admin.restore_gpu(restore).await.unwrap_err(),
+    ] {
+        assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+        assert!(refused.message().contains("node n0 is quiesced for another"), "{refused}");
+        assert!(refused.message().contains("reknit node resume n0"), "{refused}");
+    }
+    let resumed = admin.resume_node(v1::ResumeNodeRequest { node: "n0".to_owned() }).await.unwrap();
+    assert_eq!(resumed.into_inner().message, "it is read again");
+    assert_eq!(node(&daemon).await.quiesced_until_us, 0);
     let limit =
         |gpu: &str| v1::SetPowerLimitRequest { gpu: gpu.to_owned(), limit_mw: 300_000, lease_seconds: 60 };
     assert_eq!(admin.set_power_limit(limit("GPU-9")).await.unwrap_err().code(), tonic::Code::NotFound);
     let refused = admin.set_power_limit(limit("GPU-0")).await.unwrap_err();
-    assert_eq!((refused.code(), refused.message()), (tonic::Code::FailedPrecondition, "the driver refuses"));
+    assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+    assert_eq!(refused.message(), "agent of n0: the driver refuses");
     // Not drained by an operator: the agent alone holds it back.
     let restore = v1::RestoreGpuRequest { gpu: "GPU-0".to_owned() };
     assert_eq!(admin.restore_gpu(restore).await.unwrap().into_inner().message, "it may rejoin");
@@ -275,10 +300,84 @@ async fn a_quiesce_is_refused_while_workers_run_unless_forced() {
     let request = |force| v1::QuiesceNodeRequest { node: "n0".to_owned(), seconds: 60, force };
     let refused = admin.quiesce_node(request(false)).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
-    assert!(refused.message().contains("job j") && refused.message().contains("--force"), "{refused}");
+    assert!(refused.message().contains("worker 1.0.1 of job j"), "{refused}");
+    assert!(refused.message().contains("--force"), "{refused}");
     let asked = tokio::spawn(async move { admin.quiesce_node(request(true)).await });
     let Ok(Order::Quiesce(order)) = agent.next().await else { panic!("no quiesce") };
     let (request, message) = (order.request, "done".to_owned());
     agent.say(Report::Done(v1::OrderDone { request, ok: true, message })).await;
     assert_eq!(asked.await.unwrap().unwrap().into_inner().message, "done");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_later_hello_changes_the_list_of_gpus_and_the_session_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::embedded(dir.path());
+    let mut events = watch(&daemon).await;
+    let mut agent = Agent::open(&daemon, hello("one", 1)).await.unwrap();
+    let before = node(&daemon).await;
+    // What was asked before it is still answered.
+    let mut admin = daemon.admin().await;
+    let probe = v1::ProbeNodeRequest { node: "n0".to_owned() };
+    let asked = tokio::spawn(async move { admin.probe_node(probe).await });
+    let Ok(Order::ProbeNow(order)) = agent.next().await else { panic!("no probe") };
+    let mut later = hello("one", 7);
+    later.gpus = (0..2).map(support::peers::gpu).collect();
+    later.gpus[0].health = Class::Predict.into();
+    later.gpus[0].cause = "warm".to_owned();
+    agent.say(Report::Hello(later)).await;
+    let (request, message) = (order.request, "all read".to_owned());
+    agent.say(Report::Done(v1::OrderDone { request, ok: true, message })).await;
+    assert_eq!(asked.await.unwrap().unwrap().into_inner().message, "all read");
+    let after = node(&daemon).await;
+    assert_eq!(after.gpus.len(), 2);
+    assert_eq!((after.gpus[0].health(), after.gpus[0].cause.as_str()), (Class::Predict, "warm"));
+    assert!(after.gpus[0].since_us > before.gpus[0].since_us);
+    assert_eq!(after.link_since_us, before.link_since_us, "connected all the while");
+    // Older than the hello: history. And nothing but that was told of the node.
+    agent.say(transition(6, Class::Fatal, "XID 79")).await;
+    agent.acknowledged(6).await;
+    assert_eq!(node(&daemon).await.gpus[0].health(), Class::Predict);
+    assert!(matches!(seen(&mut events).await, v1::job_event::Event::Health(_)));
+
+    let other = v1::AgentHello { node: "n1".to_owned(), ..hello("one", 8) };
+    agent.say(Report::Hello(other)).await;
+    let refused = agent.next().await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+    assert!(refused.message().contains("this session is that of n0"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restore_that_the_agent_refuses_fails_and_says_that_the_drain_is_lifted() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::embedded(dir.path());
+    let mut admin = daemon.admin().await;
+    let mut agent = Agent::open(&daemon, hello("one", 1)).await.unwrap();
+    let drain = v1::DrainGpuRequest { gpu: "GPU-0".to_owned() };
+    let restore = v1::RestoreGpuRequest { gpu: "GPU-0".to_owned() };
+    admin.drain_gpu(drain.clone()).await.unwrap();
+    agent.say(transition(1, Class::Fatal, "XID 79")).await;
+    agent.acknowledged(1).await;
+    let refuse = async |agent: &mut Agent, message: &str| {
+        let Ok(Order::ReleaseGpu(order)) = agent.next().await else { panic!("no release") };
+        let (request, message) = (order.request, message.to_owned());
+        agent.say(Report::Done(v1::OrderDone { request, ok: false, message })).await;
+    };
+    let (refused, ()) =
+        tokio::join!(admin.restore_gpu(restore.clone()), refuse(&mut agent, "still fatal: XID 79"));
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+    assert!(refused.message().contains("drain of GPU GPU-0 is lifted"), "{refused}");
+    assert!(refused.message().ends_with("agent of n0: still fatal: XID 79"), "{refused}");
+    assert!(!node(&daemon).await.gpus[0].drained);
+    // Once more, without a drain.
+    let (refused, ()) =
+        tokio::join!(admin.restore_gpu(restore.clone()), refuse(&mut agent, "still fatal: XID 79"));
+    assert_eq!(refused.unwrap_err().message(), "agent of n0: still fatal: XID 79");
+    // A healthy GPU that an operator had drained: its agent has nothing to release.
+    agent.say(transition(2, Class::Healthy, "")).await;
+    agent.acknowledged(2).await;
+    admin.drain_gpu(drain).await.unwrap();
+    let (restored, ()) = tokio::join!(admin.restore_gpu(restore), refuse(&mut agent, "it is healthy"));
+    assert_eq!(restored.unwrap().into_inner().message, "");
 }

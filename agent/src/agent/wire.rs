@@ -1,6 +1,7 @@
 //! The agent's end of its session: what it tells the daemon, and the daemon's own orders.
 
 use super::Agent;
+use crate::clock::Millis;
 use crate::convert;
 use crate::session::SessionNews;
 use crate::workers::{Spawn, WorkerId};
@@ -32,6 +33,19 @@ impl Agent {
 
     /// The hello, then all that the daemon may have missed.
     fn greet(&mut self) {
+        self.say_hello();
+        let missed = self.spool.waiting();
+        let mut reports: Vec<_> =
+            missed.map(|(sequence, transition)| convert::transition(*sequence, transition)).collect();
+        let ends = self.workers.ended_before();
+        reports.extend(ends.map(|(worker, exit)| convert::exited(worker, exit)));
+        for report in reports {
+            self.send(report);
+        }
+    }
+
+    /// Also within a session: the list of GPUs is told nowhere else.
+    pub(super) fn say_hello(&mut self) {
         let now = self.node.now();
         let gpus = self.node.gpus.values().filter_map(|gpu| {
             let verdict = self.node.tracker.verdict(&gpu.uuid)?;
@@ -52,15 +66,15 @@ impl Agent {
             observability: convert::observability(self.node.sight.observability()).into(),
             gaps: self.node.sight.gaps(),
             next_sequence: self.spool.next(),
+            quiesce_left_ms: self.quiesce_left_ms(now),
         };
-        let mut reports = vec![convert::report(Report::Hello(hello))];
-        let missed = self.spool.waiting();
-        reports.extend(missed.map(|(sequence, t)| convert::transition(*sequence, t)));
-        let ends = self.workers.ended_before();
-        reports.extend(ends.map(|(worker, exit)| convert::exited(worker, exit)));
-        for report in reports {
-            self.send(report);
-        }
+        self.send(convert::report(Report::Hello(hello)));
+    }
+
+    /// 0: it is not quiesced.
+    fn quiesce_left_ms(&self, now: Millis) -> u64 {
+        let left = self.node.sight.quiesced_until().map(|until| until.since(now));
+        left.map_or(0, |left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
     }
 
     fn order(&mut self, order: Order) -> Option<Duration> {
@@ -124,6 +138,7 @@ impl Agent {
             gaps: self.node.sight.gaps(),
             gpus: gpus.collect(),
             readings: self.node.readings,
+            quiesce_left_ms: self.quiesce_left_ms(now),
         };
         self.send(convert::report(Report::Heartbeat(beat)));
     }

@@ -147,6 +147,14 @@ impl Session {
         }
     }
 
+    /// The hello that tells another list of GPUs within the session.
+    pub(crate) async fn hello_again(&mut self) {
+        match self.next(PATIENCE).await {
+            Some((Report::Hello(hello), _)) => self.hello = hello,
+            other => panic!("{other:?} is no hello"),
+        }
+    }
+
     pub(crate) async fn spawned(&mut self) -> v1::WorkerSpawned {
         match self.next(PATIENCE).await {
             Some((Report::Spawned(spawned), _)) => spawned,

@@ -44,7 +44,7 @@ enum Command {
     /// Show nodes and their GPUs; quiesce, resume and probe a node.
     #[command(subcommand)]
     Node(commands::node::NodeCommand),
-    /// Take GPUs out and let them in again; limit their power.
+    /// Show a GPU; take GPUs out and let them in again; limit their power.
     #[command(subcommand)]
     Gpu(commands::gpu::GpuCommand),
     /// What failed in a job, how long each phase of the recovery took, what it cost.
@@ -53,10 +53,13 @@ enum Command {
         #[command(flatten)]
         remote: Remote,
     },
-    /// What happens, as it happens, until Ctrl-C.
+    /// What happens, as it happens, until Ctrl-C. Times are UTC; in JSON microseconds since 1970.
     Events {
         /// All jobs when not given.
         job: Option<String>,
+        /// Only these, such as `health,incident`; all when not given.
+        #[arg(long, value_enum, value_delimiter = ',', value_name = "KIND,...")]
+        kind: Vec<commands::events::Kind>,
         #[command(flatten)]
         remote: Remote,
     },
@@ -140,7 +143,7 @@ fn run(command: Command) -> Result<(), Failure> {
             Command::Node(command) => commands::node::run(command).await,
             Command::Gpu(command) => commands::gpu::run(command).await,
             Command::Incidents { job, remote } => commands::incidents::list(&job, &remote).await,
-            Command::Events { job, remote } => commands::events::watch(job, &remote).await,
+            Command::Events { job, kind, remote } => commands::events::watch(job, &kind, &remote).await,
             // It never comes here: it needs no runtime.
             Command::Launch { .. } => Ok(()),
         }

@@ -35,6 +35,14 @@ pub(crate) fn print_lines(lines: &[String]) -> Result<(), Failure> {
     }
 }
 
+/// `2026-11-30T03:13:18.123Z` for microseconds since the Unix epoch.
+pub(crate) fn time_text(us: u64) -> String {
+    // Years are written with four digits.
+    const LATEST: u64 = 253_402_300_799_999_999;
+    let time = std::time::UNIX_EPOCH + std::time::Duration::from_micros(us.min(LATEST));
+    humantime::format_rfc3339_millis(time).to_string()
+}
+
 /// `7.0 MiB`: powers of 1024, as a topology's `memory_gib`.
 pub(crate) fn bytes_text(bytes: u64) -> String {
     const LARGER: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
@@ -54,6 +62,12 @@ pub(crate) fn bytes_text(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_in_utc() {
+        assert_eq!(time_text(1_796_008_398_123_456), "2026-11-30T03:13:18.123Z");
+        assert_eq!([0, u64::MAX].map(time_text), ["1970-01-01T00:00:00.000Z", "9999-12-31T23:59:59.999Z"]);
+    }
 
     #[test]
     fn amounts_of_bytes() {

@@ -1,6 +1,6 @@
 //! Columns for people.
 
-/// Rows under a header, each column as wide as its widest cell.
+/// Rows, mostly under a header, each column as wide as its widest cell.
 #[derive(Debug)]
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
@@ -9,6 +9,10 @@ pub(crate) struct Table {
 impl Table {
     pub(crate) fn new(header: impl IntoIterator<Item: Into<String>>) -> Self {
         Self { rows: vec![header.into_iter().map(Into::into).collect()] }
+    }
+
+    pub(crate) fn plain() -> Self {
+        Self { rows: Vec::new() }
     }
 
     pub(crate) fn row(&mut self, cells: impl Into<Vec<String>>) {

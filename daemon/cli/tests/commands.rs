@@ -113,6 +113,8 @@ fn what_is_not_there_is_told_with_the_command_that_lists_what_is() {
         (&["incidents"], "nojob", "reknit job list"),
         (&["events"], "nojob", "reknit job list"),
         (&["gpu", "drain"], "GPU-no", "reknit node list"),
+        (&["gpu", "show"], "GPU-no", "reknit node list"),
+        (&["gpu", "show"], "0.0.1", "reknit node list"),
         (&["gpu", "restore"], "node-7/1", "reknit node list"),
         (&["gpu", "drain"], "0.0.1", "reknit node list"),
         (&["node", "quiesce"], "node-7", "reknit node list"),
@@ -150,7 +152,9 @@ fn wrong_usage() {
         (&["demo", "--steps", "many"], "many"),
         (&["job", "list", "--format", "xml"], "json"),
         (&["job", "submit"], "<FILE>"),
-        (&["node", "quiesce", "n", "--for", "1d"], "2h"),
+        (&["node", "quiesce", "n", "--for", "0s"], "from 1s to 168h"),
+        (&["node", "quiesce", "n", "--for", "30days"], "from 1s to 168h"),
+        (&["events", "--kind", "health,helth"], "incident"),
         (&["gpu", "power", "n/0", "many"], "watts"),
     ] {
         let (status, error) = refused(args);

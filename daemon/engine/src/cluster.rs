@@ -1,6 +1,6 @@
 //! The nodes and their GPUs, as agents and operators speak of them.
 
-use crate::{GpuReport, HealthClass, NodeLink, Time};
+use crate::{GpuReport, HealthClass, NodeLink, Time, Timeouts};
 use reknit_layout::{GpuId, NodeName};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,6 +14,8 @@ pub(crate) struct Cluster {
 #[derive(Debug, Clone)]
 pub(crate) struct Node {
     pub(crate) link: NodeLink,
+    /// People know that it is away.
+    pub(crate) missed: bool,
     pub(crate) gpus: BTreeMap<GpuId, Gpu>,
 }
 
@@ -32,6 +34,14 @@ impl Node {
             NodeLink::Connected { .. } | NodeLink::Gone { .. } => None,
         }
     }
+
+    /// When people are told that it is silent. One that is soon back is not worth a word.
+    pub(crate) fn told_silent(&self, timeouts: &Timeouts) -> Option<Time> {
+        match self.link {
+            NodeLink::Silent { since, .. } if !self.missed => Some(since.after(timeouts.silence())),
+            NodeLink::Silent { .. } | NodeLink::Connected { .. } | NodeLink::Gone { .. } => None,
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -40,6 +50,10 @@ pub(crate) struct Gpu {
     pub(crate) name: String,
     pub(crate) health: HealthClass,
     pub(crate) cause: String,
+    /// What its agent suggests to do.
+    pub(crate) action: String,
+    /// When its health or cause changed.
+    pub(crate) changed: Time,
     /// Since when workers may be started on it; only meaningful while they may.
     pub(crate) fit_since: Time,
 }
@@ -51,16 +65,22 @@ impl Gpu {
             name: report.name.clone(),
             health: report.health,
             cause: report.cause.clone(),
+            action: report.action.clone(),
+            changed: now,
             fit_since: now,
         }
     }
 
-    fn set_health(&mut self, health: HealthClass, cause: &str, now: Time) {
+    fn set_health(&mut self, health: HealthClass, cause: &str, action: &str, now: Time) {
         if !fit(self.health) && fit(health) {
             self.fit_since = now;
         }
+        if (self.health, self.cause.as_str()) != (health, cause) {
+            self.changed = now;
+        }
         self.health = health;
         self.cause = cause.to_owned();
+        self.action = action.to_owned();
     }
 }
 
@@ -96,15 +116,35 @@ impl Cluster {
         may.then_some((name, found.fit_since))
     }
 
+    /// What to do about a GPU that its agent takes out.
+    pub(crate) fn suggestion(&self, gpu: &GpuId) -> Option<&str> {
+        let (_, _, found) = self.gpu(gpu)?;
+        let taken_out = match found.health {
+            HealthClass::Fatal | HealthClass::Drain => true,
+            HealthClass::Healthy | HealthClass::RankDied | HealthClass::Predict | HealthClass::Unknown => {
+                false
+            }
+        };
+        (taken_out && !found.action.is_empty()).then_some(found.action.as_str())
+    }
+
     pub(crate) fn connected(&self, node: &NodeName) -> bool {
         self.nodes.get(node).is_some_and(Node::connected)
     }
 
     pub(crate) fn agent_connected(&mut self, now: Time, name: &NodeName, reports: &[GpuReport]) {
         let link = NodeLink::Connected { since: now };
-        let unknown = || Node { link, gpus: BTreeMap::new() };
+        let unknown = || Node { link, missed: false, gpus: BTreeMap::new() };
         let node = self.nodes.entry(name.clone()).or_insert_with(unknown);
         node.link = link;
+        node.missed = false;
+        self.gpus_listed(now, name, reports);
+    }
+
+    pub(crate) fn gpus_listed(&mut self, now: Time, name: &NodeName, reports: &[GpuReport]) {
+        let Some(node) = self.nodes.get_mut(name) else {
+            return;
+        };
         let mut before = std::mem::take(&mut node.gpus);
         for report in reports {
             let mut gpu = match before.remove(&report.gpu) {
@@ -112,7 +152,7 @@ impl Cluster {
                 None => Gpu::new(report, now),
             };
             gpu.index = report.index;
-            gpu.set_health(report.health, &report.cause, now);
+            gpu.set_health(report.health, &report.cause, &report.action, now);
             node.gpus.insert(report.gpu.clone(), gpu);
         }
     }
@@ -125,11 +165,12 @@ impl Cluster {
         gpu: &GpuId,
         health: HealthClass,
         cause: &str,
+        action: &str,
     ) -> bool {
         let known = self.nodes.get_mut(node).and_then(|n| n.gpus.get_mut(gpu));
         match known {
             Some(found) => {
-                found.set_health(health, cause, now);
+                found.set_health(health, cause, action, now);
                 true
             }
             None => false,

@@ -21,11 +21,18 @@ pub enum Event {
     AgentDisconnected {
         node: NodeName,
     },
+    /// In an open session: the node's GPUs are these now. Says nothing of workers: one may be about to start.
+    GpusListed {
+        node: NodeName,
+        gpus: Vec<GpuReport>,
+    },
     HealthChanged {
         node: NodeName,
         gpu: GpuId,
         health: HealthClass,
         cause: String,
+        /// What the agent suggests to do.
+        action: String,
         shards_readable: bool,
     },
     WorkerSpawned {
@@ -144,6 +151,7 @@ pub struct GpuReport {
     pub memory_bytes: u64,
     pub health: HealthClass,
     pub cause: String,
+    pub action: String,
     pub shards_readable: bool,
 }
 

@@ -22,7 +22,8 @@ impl State {
     pub fn next_deadline(&self) -> Option<Time> {
         let leases = self.cluster.nodes.values().filter_map(Node::lease);
         let jobs = self.jobs.values().filter_map(|job| job.next_deadline(&self.cluster, &self.timeouts));
-        leases.chain(jobs).min()
+        let silences = self.cluster.nodes.values().filter_map(|node| node.told_silent(&self.timeouts));
+        leases.chain(silences).chain(jobs).min()
     }
 }
 

@@ -4,9 +4,7 @@ use crate::cluster::Cluster;
 use crate::job::Job;
 use crate::job::commit::CommittedStep;
 use crate::state::{Ctx, State};
-use crate::{
-    Command, Event, GpuReport, HealthClass, Incident, JobName, JobRecord, NodeLink, Phase, Time, Timeouts,
-};
+use crate::{Command, Event, GpuReport, Incident, JobName, JobRecord, NodeLink, Phase, Time, Timeouts};
 use reknit_layout::{GpuId, JobSpec, NodeName, WorkerKey};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,6 +22,7 @@ pub fn step(state: &mut State, now: Time, event: Event) -> Vec<Command> {
         later: Vec::new(),
     };
     engine.take_in(event);
+    engine.announce_silence();
     engine.expire_leases();
     engine.advance();
     let mut commands = engine.out;
@@ -71,15 +70,18 @@ impl Engine<'_> {
                 let (since, lease) = (self.now, self.now.after(self.timeouts.lease()));
                 if let Some(found) = self.cluster.nodes.get_mut(&node) {
                     found.link = NodeLink::Silent { since, lease };
-                    let limit = self.timeouts.lease().as_millis();
-                    self.announce(format!(
-                        "node {node} is silent; its workers go on, and those that do not speak for themselves are \
-                         lost in {limit} ms"
-                    ));
                 }
             }
-            Event::HealthChanged { node, gpu, health, cause, shards_readable } => {
-                self.health_changed(&node, &gpu, health, &cause, shards_readable)
+            Event::GpusListed { node, gpus } => {
+                self.cluster.gpus_listed(self.now, &node, &gpus);
+                self.drop_lost(&node, &gpus);
+            }
+            Event::HealthChanged { node, gpu, health, cause, action, shards_readable } => {
+                let known = self.cluster.health_changed(self.now, &node, &gpu, health, &cause, &action);
+                // Any other class is acted on by looking at the cluster: a drain or a return is a planned change.
+                if known && health.is_loss(shards_readable) {
+                    self.on_each(|job, ctx| job.gpu_lost(ctx, &node, &gpu, &cause));
+                }
             }
             Event::WorkerSpawned { node: _, job, worker, pid } => {
                 self.on(&job, |job, ctx| job.worker_spawned(ctx, &worker, pid));
@@ -201,26 +203,12 @@ impl Engine<'_> {
             }
         }
         // Last, when every worker on them is known.
-        for report in gpus.iter().filter(|report| report.health.is_loss(report.shards_readable)) {
-            self.on_each(|job, ctx| job.gpu_lost(ctx, node, &report.gpu, &report.cause));
-        }
+        self.drop_lost(node, gpus);
     }
 
-    fn health_changed(
-        &mut self,
-        node: &NodeName,
-        gpu: &GpuId,
-        health: HealthClass,
-        cause: &str,
-        shards_readable: bool,
-    ) {
-        let known = self.cluster.health_changed(self.now, node, gpu, health, cause);
-        if !known {
-            return;
-        }
-        // Any other class is acted on by looking at the cluster: a drain or a return is a planned change.
-        if health.is_loss(shards_readable) {
-            self.on_each(|job, ctx| job.gpu_lost(ctx, node, gpu, cause));
+    fn drop_lost(&mut self, node: &NodeName, gpus: &[GpuReport]) {
+        for report in gpus.iter().filter(|report| report.health.is_loss(report.shards_readable)) {
+            self.on_each(|job, ctx| job.gpu_lost(ctx, node, &report.gpu, &report.cause));
         }
     }
 
@@ -230,7 +218,8 @@ impl Engine<'_> {
 
     /// Of an agent that was missed.
     fn announce_return(&mut self, node: &NodeName) {
-        let away = match self.cluster.nodes.get(node).map(|node| node.link) {
+        let missed = self.cluster.nodes.get(node).filter(|node| node.missed);
+        let away = match missed.map(|node| node.link) {
             Some(NodeLink::Silent { since, .. } | NodeLink::Gone { since }) => since,
             Some(NodeLink::Connected { .. }) | None => return,
         };
@@ -281,6 +270,25 @@ impl Engine<'_> {
                 job.persist(ctx);
             }
         });
+    }
+
+    /// Of agents that have been away for long enough.
+    fn announce_silence(&mut self) {
+        let (now, timeouts) = (self.now, self.timeouts);
+        let mut silent = Vec::new();
+        for (name, node) in &mut self.cluster.nodes {
+            if node.told_silent(timeouts).is_some_and(|at| at <= now) {
+                node.missed = true;
+                silent.extend(node.lease().map(|lease| (name.clone(), lease)));
+            }
+        }
+        for (node, lease) in silent {
+            let left = lease.0.saturating_sub(now.0) / 1_000;
+            self.announce(format!(
+                "node {node} is silent; its workers go on, and those that do not speak for themselves are lost in \
+                 {left} ms"
+            ));
+        }
     }
 
     fn expire_leases(&mut self) {

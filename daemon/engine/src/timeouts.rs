@@ -73,6 +73,11 @@ impl Timeouts {
         self.operations(200)
     }
 
+    /// How long an agent is away before people are told.
+    pub fn silence(&self) -> Duration {
+        Duration::from_secs(1).min(self.lease() / 2)
+    }
+
     /// How often an agent sends a heartbeat: ten fit into its lease.
     pub fn heartbeat(&self) -> Duration {
         self.lease() / 10

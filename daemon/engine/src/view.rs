@@ -58,6 +58,8 @@ pub struct GpuView {
     pub name: String,
     pub health: HealthClass,
     pub cause: String,
+    /// When health or cause changed.
+    pub changed: Time,
     pub drained: bool,
 }
 
@@ -81,6 +83,7 @@ impl State {
                     name: found.name.clone(),
                     health: found.health,
                     cause: found.cause.clone(),
+                    changed: found.changed,
                     drained: self.cluster.drained.contains(gpu),
                 });
                 let mut gpus: Vec<_> = gpus.collect();
@@ -95,12 +98,20 @@ impl State {
         self.cluster.gpu(gpu).map(|(node, _, _)| node.clone())
     }
 
-    /// Workers that may be alive on the node.
-    pub fn workers_on(&self, node: &NodeName) -> Vec<(JobName, WorkerKey)> {
+    /// A worker may be started on the GPU: nothing is wrong with it, and no operator has taken it out.
+    pub fn may_start(&self, gpu: &GpuId) -> bool {
+        self.cluster.may_start(gpu).is_some()
+    }
+
+    /// Workers that may be alive on the node: "worker 0.1.2 of job demo".
+    pub fn workers_on(&self, node: &NodeName) -> Vec<String> {
         let jobs = self.jobs.iter();
-        let workers = jobs.flat_map(|(name, job)| job.workers.iter().map(move |worker| (name, worker)));
-        let here = workers.filter(|(_, (_, worker))| worker.node == *node);
-        here.map(|(name, (key, _))| (name.clone(), key.clone())).collect()
+        let workers = jobs.flat_map(|(name, job)| job.workers.iter().map(move |worker| (name, job, worker)));
+        let here = workers.filter(|(_, _, (_, worker))| worker.node == *node);
+        let named = here.map(|(name, job, (key, _))| format!("{} of job {name}", job.name_of(key)));
+        let mut named: Vec<_> = named.collect();
+        named.sort();
+        named
     }
 
     /// Oldest first; those of a recovery under way come last.

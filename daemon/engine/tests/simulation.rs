@@ -32,7 +32,9 @@ fn misfortune(world: &mut World) {
             }
         }
         (37..=46, _) => world.health(&gpu, HealthClass::Fatal, "XID 79"),
-        (47..=60, _) => world.health(&gpu, HealthClass::Healthy, ""),
+        (47..=56, _) => world.health(&gpu, HealthClass::Healthy, ""),
+        (57..=58, _) => world.list_with(&gpu, HealthClass::Healthy, ""),
+        (59..=60, _) => world.list_with(&gpu, HealthClass::Fatal, "gone"),
         (61..=70, Some(key)) => {
             let ms = world.random.below(3_000);
             world.flap_worker(&key, ms);

@@ -79,9 +79,19 @@ fn health(field: &'static str, class: i32) -> Result<HealthClass, BadMessage> {
 
 /// The first message of an agent's stream.
 pub fn agent_hello(report: v1::AgentReport) -> Result<(NodeName, Event, Greeting), BadMessage> {
-    let Some(v1::agent_report::Report::Hello(hello)) = report.report else {
+    let Some(v1::agent_report::Report::Hello(mut hello)) = report.report else {
         return Err(BadMessage::Missing("Hello, which comes first,"));
     };
+    let workers = std::mem::take(&mut hello.workers).into_iter().map(|process| {
+        let (job, worker) = worker_key(process.worker)?;
+        Ok((job, worker, process.pid))
+    });
+    let workers = workers.collect::<Result<_, _>>()?;
+    let (node, gpus, greeting) = greeting(hello)?;
+    Ok((node.clone(), Event::AgentConnected { node, gpus, workers }, greeting))
+}
+
+fn greeting(hello: v1::AgentHello) -> Result<(NodeName, Vec<GpuReport>, Greeting), BadMessage> {
     let observability = hello.observability();
     let node = NodeName(named("node", hello.node)?);
     let details = hello.gpus.iter().map(|gpu| (GpuId(gpu.uuid.clone()), details(gpu))).collect();
@@ -93,27 +103,21 @@ pub fn agent_hello(report: v1::AgentReport) -> Result<(NodeName, Event, Greeting
             memory_bytes: gpu.memory_bytes,
             health: health("gpus.health", gpu.health)?,
             cause: gpu.cause,
+            action: gpu.action,
             shards_readable: gpu.shards_readable,
         })
     });
-    let workers = hello.workers.into_iter().map(|process| {
-        let (job, worker) = worker_key(process.worker)?;
-        Ok((job, worker, process.pid))
-    });
-    let event = Event::AgentConnected {
-        node: node.clone(),
-        gpus: gpus.collect::<Result<_, _>>()?,
-        workers: workers.collect::<Result<_, _>>()?,
-    };
+    let gpus = gpus.collect::<Result<_, _>>()?;
     let greeting = Greeting {
         instance: hello.instance,
         version: hello.version,
         observability,
         gaps: hello.gaps,
+        quiesce_left: Duration::from_millis(hello.quiesce_left_ms),
         next_sequence: hello.next_sequence,
         gpus: details,
     };
-    Ok((node, event, greeting))
+    Ok((node, gpus, greeting))
 }
 
 fn details(gpu: &v1::Gpu) -> Details {
@@ -131,13 +135,20 @@ pub fn agent_report(node: &NodeName, report: v1::AgentReport) -> Result<Said, Ba
     use v1::agent_report::Report;
     let node = node.clone();
     match report.report.ok_or(BadMessage::Missing("report"))? {
-        Report::Hello(_) => Err(bad("report", "Hello comes once, at the start")),
+        Report::Hello(hello) => {
+            let (named, gpus, greeting) = greeting(hello)?;
+            if named != node {
+                return Err(bad("node", format!("this session is that of {node}")));
+            }
+            Ok(Said::Hello(Event::GpusListed { node, gpus }, Box::new(greeting)))
+        }
         Report::Health(transition) => {
             let event = Event::HealthChanged {
                 node,
                 gpu: GpuId(named("gpu", transition.gpu.clone())?),
                 health: health("health", transition.health)?,
                 cause: transition.cause.clone(),
+                action: transition.action.clone(),
                 shards_readable: transition.shards_readable,
             };
             Ok(Said::Transition(event, Box::new(transition)))

@@ -2,7 +2,7 @@
 //! what operators ask of a node.
 
 use super::Coordinator;
-use crate::agents::{Greeting, Novelty};
+use crate::agents::{Asked, Greeting, Novelty};
 use crate::failure::Failure;
 use crate::input::{Ask, Reply, Wish};
 use crate::rpc::convert;
@@ -32,7 +32,9 @@ impl Coordinator {
         }
         session.send(convert::agent_welcome(&self.timeouts));
         self.agents.open(node.clone(), session);
-        self.known.opened(&node, greeting);
+        // What was asked in the session before will not be answered any more.
+        self.known.give_up(&node);
+        self.known.greeted(&node, self.clock.now(), greeting);
         self.feed(hello).await
     }
 
@@ -71,21 +73,50 @@ impl Coordinator {
     ) -> Result<(), Failure> {
         let refusal = self.state.refuse_restore(&gpu);
         let node = self.state.node_of(&gpu).filter(|node| self.agents.is_open(node));
-        let done = refusal.is_none();
-        if done {
+        let lifted = refusal.is_none();
+        if lifted {
             self.feed(Event::RestoreGpu { gpu: gpu.clone() }).await?;
         }
-        match (node, refusal) {
-            (Some(node), _) => self.send_ask(Ask { node, wish: Wish::Release { gpu }, reply }, done).await,
-            (None, Some(refusal)) => {
-                let _ = reply.send(Err(refusal));
-                Ok(())
+        let answer = match (node, refusal) {
+            (Some(node), _) => match self.quiesced(&node) {
+                None => return self.send_ask(Ask { node, wish: Wish::Release { gpu }, reply }, lifted).await,
+                Some(quiesced) => Err(refused_release(&gpu, lifted, &quiesced)),
+            },
+            (None, Some(refusal)) => Err(refusal),
+            (None, None) => Ok(String::new()),
+        };
+        let _ = reply.send(answer);
+        Ok(())
+    }
+
+    /// What an agent answers to an operator.
+    pub(super) fn answered(&mut self, node: &NodeName, answer: v1::OrderDone) {
+        let now = self.clock.now();
+        let Some(Asked { wish, lifted, reply }) = self.known.answered(node, now, &answer) else {
+            return;
+        };
+        let v1::OrderDone { request: _, ok, message } = answer;
+        let _ = reply.send(match wish {
+            _ if ok => Ok(message),
+            // The agent held nothing back: lifting the operator's own drain was all there was to do.
+            Wish::Release { gpu } if lifted && self.state.may_start(&gpu) => Ok(String::new()),
+            Wish::Release { gpu } => {
+                Err(refused_release(&gpu, lifted, &format!("agent of {node}: {message}")))
             }
-            (None, None) => {
-                let _ = reply.send(Ok(String::new()));
-                Ok(())
+            Wish::Quiesce { .. } | Wish::EndQuiesce | Wish::Probe | Wish::PowerLimit { .. } => {
+                Err(Refusal::FailedPrecondition(format!("agent of {node}: {message}")))
             }
-        }
+        });
+    }
+
+    /// That it is, until when, and what to do about it.
+    fn quiesced(&self, node: &NodeName) -> Option<String> {
+        let now = self.clock.now();
+        let until = self.known.get(node)?.quiesced_until.filter(|until| *until > now)?;
+        let seconds = (until.0 - now.0).div_ceil(1_000_000);
+        Some(format!(
+            "node {node} is quiesced for another {seconds} s: `reknit node resume {node}` ends that"
+        ))
     }
 
     pub(super) async fn ask_agent(&mut self, ask: Ask, force: bool) -> Result<(), Failure> {
@@ -107,28 +138,39 @@ impl Coordinator {
             let problem = format!("the agent of {node} is not connected: see `reknit node list`");
             return Some(Refusal::FailedPrecondition(problem));
         }
-        let blinding = match ask.wish {
-            Wish::Quiesce { .. } => true,
-            Wish::EndQuiesce | Wish::Probe | Wish::PowerLimit { .. } | Wish::Release { .. } => false,
-        };
+        match ask.wish {
+            Wish::Quiesce { .. } => {}
+            Wish::EndQuiesce => return None,
+            Wish::Probe | Wish::PowerLimit { .. } | Wish::Release { .. } => {
+                return self.quiesced(node).map(Refusal::FailedPrecondition);
+            }
+        }
         let workers = self.state.workers_on(node);
-        if !blinding || force || workers.is_empty() {
+        if force || workers.is_empty() {
             return None;
         }
-        let workers: Vec<_> = workers.iter().map(|(job, key)| format!("{key} of job {job}")).collect();
         Some(Refusal::FailedPrecondition(format!(
             "workers run on {node}, and faults of their GPUs would go unseen: {}; drain those GPUs first, or give --force",
             workers.join(", ")
         )))
     }
 
-    async fn send_ask(&mut self, ask: Ask, done: bool) -> Result<(), Failure> {
+    async fn send_ask(&mut self, ask: Ask, lifted: bool) -> Result<(), Failure> {
         let node = ask.node.clone();
         tracing::info!(%node, wish = ?ask.wish, "an operator asks");
-        let order = self.known.ask(ask, done);
+        let order = self.known.ask(ask, lifted);
         match self.order_agent(node, order) {
             Some(closed) => self.feed(closed).await,
             None => Ok(()),
         }
     }
+}
+
+/// `lifted`: the operator's own drain, meanwhile.
+fn refused_release(gpu: &GpuId, lifted: bool, why: &str) -> Refusal {
+    Refusal::FailedPrecondition(if lifted {
+        format!("the operator's drain of GPU {gpu} is lifted, but it may not take part again yet: {why}")
+    } else {
+        why.to_owned()
+    })
 }

@@ -1,16 +1,32 @@
 //! `reknit events`
 
 use super::incidents;
-use super::node::{health_name, would_be};
+use super::node::{class_text, health_name, would_be};
 use crate::admin::{connect, refused};
 use crate::failure::Failure;
-use crate::output::print_lines;
+use crate::output::{print_lines, time_text};
 use crate::{Format, Remote};
 use reknit_proto::v1::job_event::Event;
 use reknit_proto::v1::{GetJobRequest, JobEvent, WatchEventsRequest};
 use serde_json::{Value, json};
 
-pub(crate) async fn watch(job: Option<String>, remote: &Remote) -> Result<(), Failure> {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Kind {
+    /// A committed step. Its samples are all known a little later: JSON has a second event then, a table only when
+    /// some are missing or repeated.
+    Step,
+    Phase,
+    Layout,
+    Incident,
+    Worker,
+    /// In words: nodes that are silent or back, events that were missed.
+    Note,
+    /// A GPU's class changed.
+    Health,
+}
+
+/// `kinds`: all when empty.
+pub(crate) async fn watch(job: Option<String>, kinds: &[Kind], remote: &Remote) -> Result<(), Failure> {
     let mut admin = connect(&remote.daemon).await?;
     if let Some(name) = &job {
         // One that does not exist would be watched for ever.
@@ -29,19 +45,42 @@ pub(crate) async fn watch(job: Option<String>, remote: &Remote) -> Result<(), Fa
                 "the daemon ended the stream: is reknitd still running?".to_owned(),
             ));
         };
-        print_lines(&[match remote.format {
+        let wanted = kinds.is_empty() || kind(&event).is_some_and(|kind| kinds.contains(&kind));
+        if !wanted {
+            continue;
+        }
+        let line = match remote.format {
             Format::Table => as_text(&event),
-            Format::Json => as_json(&event).to_string(),
-        }])?;
+            Format::Json => Some(as_json(&event).to_string()),
+        };
+        if let Some(line) = line {
+            print_lines(&[line])?;
+        }
     }
 }
 
-fn as_text(event: &JobEvent) -> String {
+/// `None`: of a newer daemon.
+fn kind(event: &JobEvent) -> Option<Kind> {
+    Some(match event.event.as_ref()? {
+        Event::Step(_) => Kind::Step,
+        Event::Phase(_) => Kind::Phase,
+        Event::Layout(_) => Kind::Layout,
+        Event::Incident(_) => Kind::Incident,
+        Event::Worker(_) => Kind::Worker,
+        Event::Note(_) => Kind::Note,
+        Event::Health(_) => Kind::Health,
+    })
+}
+
+/// `None`: a step told before, of which nothing is amiss.
+fn as_text(event: &JobEvent) -> Option<String> {
     let what = match &event.event {
-        Some(Event::Step(step)) if step.complete => format!(
-            "step {} complete, {} samples missing, {} repeated",
-            step.step, step.samples_missing, step.samples_repeated
-        ),
+        Some(Event::Step(step)) if step.complete => match (step.samples_missing, step.samples_repeated) {
+            (0, 0) => return None,
+            (missing, repeated) => {
+                format!("step {}: {missing} samples missing, {repeated} repeated", step.step)
+            }
+        },
         Some(Event::Step(step)) => format!("step {} loss {:.4} in {} ms", step.step, step.loss, step.step_ms),
         Some(Event::Phase(phase)) if phase.explanation.is_empty() => phase.phase.clone(),
         Some(Event::Phase(phase)) => format!("{}: {}", phase.phase, phase.explanation),
@@ -57,7 +96,8 @@ fn as_text(event: &JobEvent) -> String {
         }
         Some(Event::Note(note)) => note.text.clone(),
         Some(Event::Health(gpu)) => {
-            let mut text = format!("GPU {} on {}: {}", gpu.gpu, gpu.node, health_name(gpu.health()));
+            let mut text =
+                format!("GPU {} on {}: {}", gpu.gpu, gpu.node, class_text(gpu.health(), gpu.would_be()));
             for (before, part) in [(": ", &gpu.cause), ("; ", &gpu.rejoin), ("; do: ", &gpu.action)] {
                 if !part.is_empty() {
                     text.extend([before, part]);
@@ -67,9 +107,8 @@ fn as_text(event: &JobEvent) -> String {
         }
         None => "an event that this version does not know".to_owned(),
     };
-    let seconds = event.time_us as f64 / 1e6;
     let job = if event.job.is_empty() { "cluster" } else { &event.job };
-    format!("{seconds:.3} {job} {what}")
+    Some(format!("{} {job} {what}", time_text(event.time_us)))
 }
 
 fn as_json(event: &JobEvent) -> Value {
@@ -120,13 +159,43 @@ fn as_json(event: &JobEvent) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use reknit_proto::v1::PhaseChanged;
+    use reknit_proto::v1::{GpuHealthChanged, HealthClass, PhaseChanged, StepCommitted};
 
     #[test]
     fn both_forms() {
         let phase = PhaseChanged { phase: "Waiting".to_owned(), explanation: "too few GPUs".to_owned() };
         let event = JobEvent { time_us: 1_500_000, job: "j".to_owned(), event: Some(Event::Phase(phase)) };
-        assert_eq!(as_text(&event), "1.500 j Waiting: too few GPUs");
-        assert_eq!(as_json(&event)["phase"]["phase"], "Waiting");
+        let text = as_text(&event);
+        assert_eq!(text.as_deref(), Some("1970-01-01T00:00:01.500Z j Waiting: too few GPUs"));
+        let json = as_json(&event);
+        assert_eq!((&json["phase"]["phase"], &json["time_us"]), (&json!("Waiting"), &json!(1_500_000)));
+    }
+
+    #[test]
+    fn a_step_is_one_line_unless_its_samples_are_amiss() {
+        let line = |complete, samples_missing| {
+            let step = StepCommitted { step: 7, complete, samples_missing, ..StepCommitted::default() };
+            as_text(&JobEvent { event: Some(Event::Step(step)), ..JobEvent::default() })
+        };
+        assert!(line(false, 0).unwrap().ends_with("step 7 loss 0.0000 in 0 ms"));
+        assert_eq!(line(true, 0), None);
+        assert!(line(true, 3).unwrap().ends_with("step 7: 3 samples missing, 0 repeated"));
+    }
+
+    #[test]
+    fn a_class_that_is_not_enforced_is_told_as_such() {
+        let changed = GpuHealthChanged {
+            gpu: "GPU-1".to_owned(),
+            node: "n".to_owned(),
+            health: HealthClass::Healthy.into(),
+            would_be: HealthClass::Fatal.into(),
+            cause: "XID 79".to_owned(),
+            action: "reset it".to_owned(),
+            ..GpuHealthChanged::default()
+        };
+        let event = JobEvent { event: Some(Event::Health(changed)), ..JobEvent::default() };
+        let text = as_text(&event).unwrap();
+        assert!(text.ends_with("GPU GPU-1 on n: healthy (would be fatal): XID 79; do: reset it"), "{text}");
+        assert_eq!(kind(&event), Some(Kind::Health));
     }
 }

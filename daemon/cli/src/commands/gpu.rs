@@ -1,5 +1,7 @@
 //! `reknit gpu`
 
+mod show;
+
 use super::node::{said, seconds};
 use crate::admin::{Admin, connect, refused};
 use crate::failure::Failure;
@@ -15,6 +17,13 @@ use std::collections::BTreeSet;
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum GpuCommand {
+    /// Everything that is known of a GPU.
+    Show {
+        #[command(flatten)]
+        gpu: Named,
+        #[command(flatten)]
+        remote: Remote,
+    },
     /// Take a GPU out at a step boundary; no work is lost.
     Drain {
         #[command(flatten)]
@@ -52,6 +61,11 @@ pub(crate) struct Named {
 
 pub(crate) async fn run(command: GpuCommand) -> Result<(), Failure> {
     match command {
+        GpuCommand::Show { gpu: Named { gpu: name }, remote } => {
+            let mut admin = connect(&remote.daemon).await?;
+            let gpu = find(&mut admin, &name, training_or_drained).await?;
+            show::show(&mut admin, &gpu, &remote).await
+        }
         GpuCommand::Drain { gpu: Named { gpu: name }, remote } => {
             let mut admin = connect(&remote.daemon).await?;
             let gpu = find(&mut admin, &name, training).await?;
@@ -151,6 +165,15 @@ async fn drained(admin: &mut Admin, nodes: &[Node], place: &str) -> Result<Vec<(
         found.extend(last.map(|incident| (job.name, incident.gpu)));
     }
     Ok(found)
+}
+
+async fn training_or_drained(
+    admin: &mut Admin,
+    nodes: &[Node],
+    place: &str,
+) -> Result<Vec<(String, String)>, Failure> {
+    let found = training(admin, nodes, place).await?;
+    if found.is_empty() { drained(admin, nodes, place).await } else { Ok(found) }
 }
 
 fn only_one(place: &str, mut found: Vec<(String, String)>) -> Result<String, Failure> {

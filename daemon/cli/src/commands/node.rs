@@ -10,6 +10,10 @@ use reknit_proto::v1::{
     QuiesceNodeRequest, ResumeNodeRequest,
 };
 use serde_json::{Value, json};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Of a quiesce and of a power limit, in seconds: a week.
+const LONGEST_LEASE: u32 = 7 * 24 * 3_600;
 
 /// A reading older than this is marked: GPUs are read every second.
 const STALE_MS: u64 = 3_000;
@@ -53,7 +57,10 @@ pub(crate) async fn run(command: NodeCommand) -> Result<(), Failure> {
             let answer =
                 connect(&remote.daemon).await?.list_nodes(ListNodesRequest {}).await.map_err(refused)?;
             let nodes = answer.into_inner().nodes;
-            remote.format.print(&as_json(&nodes), &as_table(&nodes))
+            match remote.format {
+                Format::Table => print_lines(&as_lines(&nodes, now_us())),
+                Format::Json => print_lines(&[as_json(&nodes).to_string()]),
+            }
         }
         NodeCommand::Quiesce { node, duration: seconds, force, remote } => {
             let request = QuiesceNodeRequest { node, seconds, force };
@@ -90,47 +97,91 @@ pub(super) fn seconds(text: &str) -> Result<u32, String> {
         _ => (text, 1),
     };
     let seconds = digits.parse::<u32>().ok().and_then(|number| number.checked_mul(unit));
-    seconds.filter(|seconds| *seconds > 0).ok_or_else(|| "write a time such as 90s, 10m or 2h".to_owned())
+    let seconds = seconds.filter(|seconds| (1..=LONGEST_LEASE).contains(seconds));
+    seconds.ok_or_else(|| "write a time from 1s to 168h (a week), such as 90s, 10m or 2h".to_owned())
+}
+
+pub(super) fn now_us() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// The table, and once for each node why it does not see all.
+fn as_lines(nodes: &[Node], now_us: u64) -> Vec<String> {
+    let mut lines = as_table(nodes).lines();
+    let told: Vec<_> =
+        nodes.iter().filter_map(|node| Some(format!("{}: {}", node.name, sight(node, now_us)?))).collect();
+    if !told.is_empty() {
+        lines.push(String::new());
+        lines.extend(told);
+    }
+    lines
 }
 
 fn as_table(nodes: &[Node]) -> Table {
     let mut table =
         Table::new(["NODE", "AGENT", "SEES", "GPU", "UUID", "NAME", "HEALTH", "TEMP", "POWER", "CAUSE"]);
     for node in nodes {
-        let (agent, sees) = (link_name(node.link()), sees(node));
+        let (agent, sees) = (link_name(node.link()), sees(node.observability()));
         if node.gpus.is_empty() {
-            let row = [&node.name, agent, &sees, "-", "-", "-", "-", "-", "-", "no GPU"];
+            let row = [&node.name, agent, sees, "-", "-", "-", "-", "-", "-", "no GPU"];
             table.row(row.map(str::to_owned));
         }
         for gpu in &node.gpus {
             table.row([
                 node.name.clone(),
                 agent.to_owned(),
-                sees.clone(),
+                sees.to_owned(),
                 format!("{}/{}", node.name, gpu.index),
                 gpu.uuid.clone(),
                 gpu.name.clone(),
                 health_text(gpu),
-                gpu.temperature.map_or_else(|| "-".to_owned(), |degrees| format!("{degrees} C")),
+                temperature_text(gpu),
                 power_text(gpu),
-                gpu.cause.clone(),
+                cause(gpu).to_owned(),
             ]);
         }
     }
     table
 }
 
-/// How much the agent sees and, when that is not all, why.
-fn sees(node: &Node) -> String {
-    let name = observability_name(node.observability());
-    if node.gaps.is_empty() { name.to_owned() } else { format!("{name}: {}", node.gaps.join("; ")) }
+fn sees(observability: Observability) -> &'static str {
+    match observability {
+        // Its agent is away.
+        Observability::Unspecified => "-",
+        Observability::Full | Observability::Degraded | Observability::Blind | Observability::Quiesced => {
+            observability_name(observability)
+        }
+    }
+}
+
+/// How much the agent sees and why, when that is not all.
+pub(super) fn sight(node: &Node, now_us: u64) -> Option<String> {
+    let left = node.quiesced_until_us.saturating_sub(now_us).div_ceil(1_000_000);
+    let mut text = observability_name(node.observability()).to_owned();
+    if left > 0 {
+        text.push_str(&format!(" for another {}", humantime::format_duration(Duration::from_secs(left))));
+    }
+    if !node.gaps.is_empty() {
+        text.push_str(&format!(": {}", node.gaps.join("; ")));
+    }
+    (left > 0 || !node.gaps.is_empty()).then_some(text)
+}
+
+/// That a healthy GPU reads healthy again is no cause of anything.
+pub(super) fn cause(gpu: &NodeGpu) -> &str {
+    let well = gpu.health() == HealthClass::Healthy && gpu.would_be() == HealthClass::Unspecified;
+    if well { "" } else { &gpu.cause }
+}
+
+/// The class that counts, and the one that a policy which is not enforced would give.
+pub(super) fn class_text(class: HealthClass, shadow: HealthClass) -> String {
+    let name = health_name(class);
+    would_be(shadow).map_or_else(|| name.to_owned(), |shadow| format!("{name} (would be {shadow})"))
 }
 
 fn health_text(gpu: &NodeGpu) -> String {
-    let mut text = health_name(gpu.health()).to_owned();
-    if let Some(class) = would_be(gpu.would_be()) {
-        text.push_str(&format!(" (would be {class})"));
-    }
+    let mut text = class_text(gpu.health(), gpu.would_be());
     if gpu.drained {
         text.push_str(", drained");
     }
@@ -140,7 +191,11 @@ fn health_text(gpu: &NodeGpu) -> String {
     text
 }
 
-fn power_text(gpu: &NodeGpu) -> String {
+pub(super) fn temperature_text(gpu: &NodeGpu) -> String {
+    gpu.temperature.map_or_else(|| "-".to_owned(), |degrees| format!("{degrees} C"))
+}
+
+pub(super) fn power_text(gpu: &NodeGpu) -> String {
     let watts = |mw: Option<u32>| mw.map_or_else(|| "-".to_owned(), |mw| (mw / 1_000).to_string());
     match (gpu.power_mw, gpu.power_limit_mw) {
         (None, None) => "-".to_owned(),
@@ -150,26 +205,29 @@ fn power_text(gpu: &NodeGpu) -> String {
 
 fn as_json(nodes: &[Node]) -> Value {
     let nodes = nodes.iter().map(|node| {
-        let gpus = node.gpus.iter().map(|gpu| {
-            json!({
-                "uuid": gpu.uuid, "index": gpu.index, "name": gpu.name,
-                "health": health_name(gpu.health()), "cause": gpu.cause, "drained": gpu.drained,
-                "evidence": gpu.evidence, "shards_readable": gpu.shards_readable, "rejoin": gpu.rejoin,
-                "action": gpu.action, "would_be": would_be(gpu.would_be()), "age_ms": gpu.age_ms,
-                "temperature": gpu.temperature, "power_mw": gpu.power_mw,
-                "power_limit_mw": gpu.power_limit_mw, "risk": gpu.risk,
-            })
-        });
+        let gpus = node.gpus.iter().map(gpu_json);
         json!({
             "name": node.name, "connected": node.connected, "link": link_name(node.link()),
             "link_since_us": node.link_since_us, "observability": observability_name(node.observability()),
-            "gaps": node.gaps, "agent_version": node.agent_version, "gpus": gpus.collect::<Vec<_>>(),
+            "gaps": node.gaps, "quiesced_until_us": node.quiesced_until_us, "agent_version": node.agent_version,
+            "gpus": gpus.collect::<Vec<_>>(),
         })
     });
     nodes.collect()
 }
 
-fn link_name(link: NodeLink) -> &'static str {
+pub(super) fn gpu_json(gpu: &NodeGpu) -> Value {
+    json!({
+        "uuid": gpu.uuid, "index": gpu.index, "name": gpu.name,
+        "health": health_name(gpu.health()), "cause": gpu.cause, "drained": gpu.drained,
+        "evidence": gpu.evidence, "shards_readable": gpu.shards_readable, "rejoin": gpu.rejoin,
+        "action": gpu.action, "would_be": would_be(gpu.would_be()), "since_us": gpu.since_us,
+        "age_ms": gpu.age_ms, "temperature": gpu.temperature, "power_mw": gpu.power_mw,
+        "power_limit_mw": gpu.power_limit_mw, "risk": gpu.risk,
+    })
+}
+
+pub(super) fn link_name(link: NodeLink) -> &'static str {
     match link {
         NodeLink::Unspecified => "unknown",
         NodeLink::Connected => "connected",
@@ -178,7 +236,7 @@ fn link_name(link: NodeLink) -> &'static str {
     }
 }
 
-fn observability_name(observability: Observability) -> &'static str {
+pub(super) fn observability_name(observability: Observability) -> &'static str {
     match observability {
         Observability::Unspecified => "unknown",
         Observability::Full => "full",
@@ -230,12 +288,46 @@ mod tests {
             ..Node::default()
         };
         let line = as_table(std::slice::from_ref(&node)).lines().remove(1);
-        assert!(line.starts_with("n     silent  degraded: no kernel log  n/0"), "{line}");
+        assert!(line.starts_with("n     silent  degraded  n/0"), "{line}");
         assert!(line.contains("healthy (would be fatal), drained, 12 s old"), "{line}");
         assert!(line.contains("41 C  123/700 W"), "{line}");
         let json = &as_json(&[node])[0];
         assert_eq!((&json["link"], &json["gpus"][0]["health"]), (&json!("silent"), &json!("healthy")));
         assert_eq!(json["gpus"][0]["age_ms"], 12_345);
+    }
+
+    #[test]
+    fn why_a_node_does_not_see_all_stands_once_below_the_table() {
+        let gpu = |index| NodeGpu { index, health: HealthClass::Unknown.into(), ..NodeGpu::default() };
+        let quiesced = Node {
+            name: "n-0".to_owned(),
+            observability: Observability::Quiesced.into(),
+            gaps: vec!["quiesced by an operator".to_owned(), "no kernel log".to_owned()],
+            quiesced_until_us: 91_000_000,
+            gpus: vec![gpu(0), gpu(1)],
+            ..Node::default()
+        };
+        let full = Node { observability: Observability::Full.into(), ..quiesced.clone() };
+        let full = Node { name: "n-1".to_owned(), gaps: vec![], quiesced_until_us: 0, ..full };
+        let silent = Node { name: "n-2".to_owned(), observability: 0, ..full.clone() };
+        let lines = as_lines(&[quiesced, full, silent], 1_000_000);
+        assert!(lines[1].contains(" quiesced  n-0/0") && lines[5].contains(" -         n-2/0"), "{lines:?}");
+        let below = "n-0: quiesced for another 1m 30s: quiesced by an operator; no kernel log";
+        assert_eq!(lines[7..], ["", below]);
+    }
+
+    #[test]
+    fn a_healthy_gpu_has_no_cause_unless_it_would_be_something_else() {
+        let healthy = NodeGpu {
+            health: HealthClass::Healthy.into(),
+            cause: "reads healthy again".to_owned(),
+            ..NodeGpu::default()
+        };
+        assert_eq!(cause(&healthy), "");
+        let shadow = NodeGpu { would_be: HealthClass::Fatal.into(), ..healthy.clone() };
+        assert_eq!(cause(&shadow), "reads healthy again");
+        let fatal = NodeGpu { health: HealthClass::Fatal.into(), ..healthy };
+        assert_eq!(cause(&fatal), "reads healthy again");
     }
 
     #[test]
@@ -247,8 +339,10 @@ mod tests {
     #[test]
     fn times() {
         assert_eq!(["90", "90s", "10m", "2h"].map(seconds), [Ok(90), Ok(90), Ok(600), Ok(7_200)]);
-        for wrong in ["", "0", "m", "-5", "1d", "99999999h", "1.5m", "ä"] {
-            assert!(seconds(wrong).is_err(), "{wrong}");
+        assert_eq!(seconds("168h"), Ok(604_800));
+        for wrong in ["", "0", "0s", "m", "-5", "1d", "30days", "169h", "99999999h", "1.5m", "ä"] {
+            let told = seconds(wrong).unwrap_err();
+            assert!(told.contains("from 1s to 168h"), "{wrong}: {told}");
         }
     }
 }

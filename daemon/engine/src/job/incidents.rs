@@ -41,7 +41,20 @@ fn weight(kind: IncidentKind) -> u32 {
     }
 }
 
-fn advice(kind: IncidentKind) -> &'static str {
+/// Where the fault is a GPU's health its agent, which knows the sign, knows best.
+fn advice(ctx: &Ctx<'_>, kind: IncidentKind, gpu: Option<&GpuId>) -> String {
+    let suggested = gpu.and_then(|gpu| ctx.cluster.suggestion(gpu)).filter(|_| match kind {
+        IncidentKind::GpuLost | IncidentKind::Planned => true,
+        IncidentKind::WorkerKilled
+        | IncidentKind::WorkerExited
+        | IncidentKind::PlaneFailed
+        | IncidentKind::Frozen
+        | IncidentKind::NodeLost => false,
+    });
+    suggested.unwrap_or_else(|| general_advice(kind)).to_owned()
+}
+
+fn general_advice(kind: IncidentKind) -> &'static str {
     match kind {
         IncidentKind::WorkerKilled => {
             "Nothing to do: the worker is started again. If it was the kernel's out-of-memory killer, give the node more memory."
@@ -115,7 +128,7 @@ impl Job {
                 if open.worker.is_none() || heavier || same {
                     open.incident.kind = sighting.kind;
                     open.incident.signal = sighting.signal;
-                    advice(sighting.kind).clone_into(&mut open.incident.advice);
+                    open.incident.advice = advice(ctx, sighting.kind, Some(&worker.gpu));
                 }
                 open.worker = Some(worker.clone());
                 open.incident.place = place;
@@ -175,7 +188,7 @@ impl Job {
             bytes_lower_bound: 0,
             degrees_before: layout.map(|layout| layout.degrees()).unwrap_or_default(),
             degrees_after: Vec::new(),
-            advice: advice(sighting.kind).to_owned(),
+            advice: advice(ctx, sighting.kind, worker.map(|worker| &worker.gpu)),
         };
         ctx.later.push(Command::PersistIncident(Box::new(incident.clone())));
         self.incidents.open.push(Open { incident, worker: worker.cloned() });

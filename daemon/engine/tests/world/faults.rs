@@ -22,22 +22,41 @@ impl World {
     }
 
     pub fn health_with(&mut self, gpu: &GpuId, health: HealthClass, cause: &str, shards_readable: bool) {
-        let known = self.agents.iter_mut().find_map(|(node, gpus)| {
-            let found = gpus.iter_mut().find(|found| found.gpu == *gpu)?;
-            Some((node.clone(), found))
-        });
-        let Some((node, found)) = known else { return };
-        found.health = health;
-        found.cause = cause.to_owned();
-        found.shards_readable = shards_readable;
+        let Some((node, report)) = self.diagnose(gpu, health, cause, shards_readable) else { return };
         let event = Event::HealthChanged {
             node: node.clone(),
             gpu: gpu.clone(),
             health,
             cause: cause.to_owned(),
+            action: report.action,
             shards_readable,
         };
         self.report(Link::Agent(node), event);
+    }
+
+    /// The agent's list of GPUs changes, and a class with it.
+    pub fn list_with(&mut self, gpu: &GpuId, health: HealthClass, cause: &str) {
+        let Some((node, _)) = self.diagnose(gpu, health, cause, true) else { return };
+        let event = Event::GpusListed { node: node.clone(), gpus: self.agents[&node].clone() };
+        self.report(Link::Agent(node), event);
+    }
+
+    /// What the agent says from now on of the GPU, if some node has it.
+    fn diagnose(
+        &mut self,
+        gpu: &GpuId,
+        health: HealthClass,
+        cause: &str,
+        shards_readable: bool,
+    ) -> Option<(NodeName, GpuReport)> {
+        self.agents.iter_mut().find_map(|(node, gpus)| {
+            let found = gpus.iter_mut().find(|found| found.gpu == *gpu)?;
+            found.health = health;
+            found.cause = cause.to_owned();
+            found.action = if cause.is_empty() { String::new() } else { format!("do: {cause}") };
+            found.shards_readable = shards_readable;
+            Some((node.clone(), found.clone()))
+        })
     }
 
     /// A worker's session ends and comes back after `ms`.

@@ -202,6 +202,7 @@ impl World {
                 memory_bytes: 1 << 30,
                 health: HealthClass::Healthy,
                 cause: String::new(),
+                action: String::new(),
                 shards_readable: true,
             });
             world.agents.insert(node(n), gpus.collect());

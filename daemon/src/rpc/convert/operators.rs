@@ -51,8 +51,15 @@ pub fn job(view: JobView) -> Result<v1::Job, serde_json::Error> {
     })
 }
 
-/// `agent`: what was heard of it, if anything was.
+/// `agent`: what was heard of it, if anything was. While it is away what it saw last is no word on what is.
 pub fn node(view: NodeView, agent: Option<&Agent>, now: Time) -> v1::Node {
+    let (link, since) = match view.link {
+        NodeLink::Connected { since } => (v1::NodeLink::Connected, since),
+        NodeLink::Silent { since, lease: _ } => (v1::NodeLink::Silent, since),
+        NodeLink::Gone { since } => (v1::NodeLink::Gone, since),
+    };
+    let connected = link == v1::NodeLink::Connected;
+    let seen = agent.filter(|_| connected);
     let gpus = view.gpus.into_iter().map(|gpu| {
         let details = agent.and_then(|agent| agent.gpus.get(&gpu.gpu)).cloned().unwrap_or_default();
         let state = agent.and_then(|agent| agent.states.get(&gpu.gpu)).cloned().unwrap_or_default();
@@ -71,25 +78,23 @@ pub fn node(view: NodeView, agent: Option<&Agent>, now: Time) -> v1::Node {
             action: details.action,
             would_be: details.would_be.into(),
             age_ms: state.age_ms.map(|age| age.saturating_add(since)),
-            temperature: state.temperature,
-            power_mw: state.power_mw,
-            power_limit_mw: state.power_limit_mw,
+            temperature: state.temperature.filter(|_| connected),
+            power_mw: state.power_mw.filter(|_| connected),
+            power_limit_mw: state.power_limit_mw.filter(|_| connected),
             risk: details.risk,
+            since_us: gpu.changed.0,
         }
     });
-    let (link, since) = match view.link {
-        NodeLink::Connected { since } => (v1::NodeLink::Connected, since),
-        NodeLink::Silent { since, lease: _ } => (v1::NodeLink::Silent, since),
-        NodeLink::Gone { since } => (v1::NodeLink::Gone, since),
-    };
+    let quiesced_until = seen.and_then(|agent| agent.quiesced_until).filter(|until| *until > now);
     v1::Node {
         name: view.name.0,
-        connected: link == v1::NodeLink::Connected,
+        connected,
         gpus: gpus.collect(),
         link: link.into(),
         link_since_us: since.0,
-        observability: agent.map_or(v1::Observability::Unspecified, |agent| agent.observability).into(),
-        gaps: agent.map(|agent| agent.gaps.clone()).unwrap_or_default(),
+        observability: seen.map_or(v1::Observability::Unspecified, |agent| agent.observability).into(),
+        gaps: seen.map(|agent| agent.gaps.clone()).unwrap_or_default(),
+        quiesced_until_us: quiesced_until.unwrap_or_default().0,
         agent_version: agent.map(|agent| agent.version.clone()).unwrap_or_default(),
     }
 }
