@@ -3,7 +3,7 @@
 mod orders;
 mod wire;
 
-use crate::clock::Clock;
+use crate::clock::{Clock, Millis};
 use crate::config::Config;
 use crate::convert;
 use crate::files;
@@ -87,6 +87,8 @@ struct Agent {
 struct Remembered {
     memory: Memory,
     kernel_log: Option<Cursor>,
+    /// When this node's first agent started: what the kernel log told before is not for it.
+    since: Option<Millis>,
     /// The newest transitions, which the spool may lack if the agent died in between.
     newest: Vec<(u64, Transition)>,
 }
@@ -128,7 +130,14 @@ pub(crate) async fn run(config: Config) -> Result<(), AgentError> {
     let mut probe = agent.start_probe(known.clone(), probe_orders_out);
     agent.first_look(&mut probe, known).await;
     let (log_in, mut log) = mpsc::channel(QUEUED_NEWS);
-    let start = agent.cursor.clone().map_or(LogStart::End, LogStart::After);
+    let start = match (&agent.cursor, agent.remembered.since) {
+        (Some(cursor), _) => LogStart::After(cursor.clone()),
+        // An earlier agent saw no line, and there may be some since it ended.
+        (None, Some(_)) => LogStart::Beginning,
+        (None, None) => LogStart::End,
+    };
+    agent.node.log_since = agent.remembered.since.or(Some(agent.node.now()));
+    agent.save_memory();
     let _follows =
         KernelLog::start(agent.config.kmsg.clone(), start, log_in).map_err(AgentError::KernelLog)?;
     let mut session = agent.start_session();
@@ -284,8 +293,12 @@ impl Agent {
     }
 
     fn remember(&mut self, newest: Vec<(u64, Transition)>) {
-        let remembered =
-            Remembered { memory: self.node.tracker.memory(), kernel_log: self.cursor.clone(), newest };
+        let remembered = Remembered {
+            memory: self.node.tracker.memory(),
+            kernel_log: self.cursor.clone(),
+            since: self.node.log_since,
+            newest,
+        };
         if remembered != self.remembered {
             files::save_json(&self.config.state_dir.join(MEMORY), &remembered);
             self.remembered = remembered;

@@ -129,7 +129,7 @@ pub(crate) async fn look(arguments: CheckArguments) -> Result<Findings, CheckErr
 
 /// What happened while we looked counts, also if it is over. That nothing was known for a while does not.
 fn keep_worst(seen: &mut BTreeMap<GpuId, Verdict>, gpu: GpuId, verdict: Verdict) {
-    let worse = seen.get(&gpu).is_none_or(|before| verdict.class.severity() > before.class.severity());
+    let worse = seen.get(&gpu).is_none_or(|before| verdict.class > before.class);
     if verdict.class != Class::Unknown && worse {
         seen.insert(gpu, verdict);
     }
@@ -139,13 +139,13 @@ fn finding(node: &NodeHealth, seen: &mut BTreeMap<GpuId, Verdict>, gpu: &GpuId) 
     let now = node.verdict(gpu).cloned();
     let ignored = node.tracker.ignored(gpu).cloned();
     let all = [ignored, now, seen.remove(gpu)].into_iter().flatten();
-    all.max_by_key(|verdict| verdict.class.severity()).unwrap_or_else(|| Verdict::unknown("not read"))
+    all.max_by_key(|verdict| verdict.class).unwrap_or_else(|| Verdict::unknown("not read"))
 }
 
 impl Findings {
     /// 0 healthy, 1 something is wrong and nothing must be dropped, 2 something fatal, 3 blind.
     pub(crate) fn exit_code(&self) -> u8 {
-        let worst = self.gpus.iter().map(|(_, verdict)| verdict.class).max_by_key(|class| class.severity());
+        let worst = self.gpus.iter().map(|(_, verdict)| verdict.class).max();
         match (self.observability, worst) {
             (Observability::Blind | Observability::Quiesced, _) | (_, None) => 3,
             (_, Some(Class::Fatal)) => 2,

@@ -17,6 +17,11 @@ impl Millis {
         Self(self.0.saturating_sub(whole_ms(duration)))
     }
 
+    /// Whichever of the two is earlier.
+    pub(crate) fn apart(self, other: Self) -> Duration {
+        Duration::from_millis(self.0.abs_diff(other.0))
+    }
+
     /// Zero when `earlier` is later.
     pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))

@@ -21,6 +21,8 @@ pub(crate) struct NodeHealth {
     pub(crate) tracker: Tracker,
     pub(crate) gpus: BTreeMap<GpuId, GpuIdentity>,
     pub(crate) sight: Sight,
+    /// Older lines of the kernel log do not count.
+    pub(crate) log_since: Option<Millis>,
     /// Taken so far.
     pub(crate) readings: u64,
 }
@@ -52,6 +54,7 @@ impl NodeHealth {
             boot,
             gpus: BTreeMap::new(),
             sight: Sight::default(),
+            log_since: None,
             readings: 0,
         }
     }
@@ -145,6 +148,9 @@ impl NodeHealth {
     fn logged(&mut self, at: Option<Millis>, line: &XidLine) -> Heard {
         let now = self.now();
         let at = at.map_or(now, |at| at.min(now));
+        if self.log_since.is_some_and(|since| at < since) {
+            return Heard::default();
+        }
         let place = |gpu: &GpuIdentity| BusId::parse(&gpu.pci_bus_id);
         let Some(gpu) = self.gpus.values().find(|gpu| place(gpu) == Some(line.bus)) else {
             warn!(bus = %line.bus, xid = line.xid, "the kernel log tells an XID of a GPU that this node does not have");

@@ -6,7 +6,7 @@ mod harness;
 
 use harness::{Daemon, Node, PATIENCE, kill, probe_of, runs};
 use reknit_proto::v1::{HealthClass, Observability};
-use reknit_simdriver::state::{State, Target};
+use reknit_simdriver::state::{STATE_VARIABLE, State, Target};
 use std::time::{Duration, Instant};
 
 const CALM: Duration = Duration::from_millis(700);
@@ -357,4 +357,80 @@ async fn transitions_are_sent_again_until_acknowledged() {
     let mut session = daemon.session().await;
     session.quiet(CALM).await;
     drop(agent);
+}
+
+#[tokio::test]
+async fn without_the_kernel_log_the_node_is_degraded_until_it_comes() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(2));
+    let kmsg = node.folder.path().join("later");
+    let mut command = node.command(&format!("http://{}", daemon.address));
+    let agent = harness::RunningAgent(command.arg("--kmsg").arg(&kmsg).spawn().unwrap());
+    let mut session = daemon.session().await;
+    let mut beat = session.heartbeat().await;
+    while beat.observability() == Observability::Full {
+        beat = session.heartbeat().await;
+    }
+    assert_eq!(beat.observability(), Observability::Degraded);
+    assert!(beat.gaps[0].contains("later") && beat.gaps[0].contains("--kmsg"), "{:?}", beat.gaps);
+    State::load(&node.driver()).unwrap().log_xid(1, 79, None, &kmsg).unwrap();
+    let (fatal, _) = session.health().await;
+    assert_eq!((fatal.gpu, fatal.health), (node.gpus[1].clone(), HealthClass::Fatal.into()));
+    while session.heartbeat().await.observability() != Observability::Full {}
+    drop(agent);
+}
+
+#[tokio::test]
+async fn an_xid_that_the_log_told_while_the_agent_was_dead_is_heard_once() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(2));
+    let log = |xid| {
+        State::load(&node.driver()).unwrap().log_xid(1, xid, None, &node.folder.path().join("kmsg")).unwrap()
+    };
+    log(62);
+    let mut agent = node.start(&daemon);
+    let mut session = daemon.session().await;
+    session.quiet(CALM).await;
+    for xid in [94, 79] {
+        agent.kill();
+        log(xid);
+        agent = node.start(&daemon);
+        session = daemon.session().await;
+        let (told, _) = session.health().await;
+        assert_eq!(told.gpu, node.gpus[1]);
+        assert!(told.cause.starts_with(&format!("XID {xid}: ")), "{told:?}");
+        if xid == 94 {
+            assert_eq!(session.health().await.0.health(), HealthClass::Healthy);
+        }
+        session.quiet(CALM).await;
+    }
+    drop(agent);
+}
+
+/// Run by root, the look is taken as somebody else.
+#[test]
+fn without_root_the_look_is_degraded_and_says_what_to_do() {
+    let node = Node::new(2);
+    let folder = node.folder.path();
+    // What the test's own folders keep from others is copied to where all may read.
+    let (agent, library) = (folder.join("reknit-agent"), folder.join("libnvidia-ml.so.1"));
+    std::fs::copy(env!("CARGO_BIN_EXE_reknit-agent"), &agent).unwrap();
+    std::fs::copy(harness::library(), &library).unwrap();
+    let withheld = "errors={\"nvmlDeviceGetSramEccErrorStatus\":4}";
+    State::update(&node.driver(), |state| state.set(Target::All, &[withheld.to_owned()])).unwrap();
+    for open in [folder, &node.driver()] {
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(open, mode).unwrap();
+    }
+    let mut look = std::process::Command::new(&agent);
+    look.args(["check", "--for", "1s", "--format", "json", "--nvml-library"]).arg(&library);
+    look.env(STATE_VARIABLE, node.driver());
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::process::CommandExt::uid(&mut look, 65534);
+    }
+    let out = look.output().unwrap();
+    let seen: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!((out.status.code(), seen["observability"].as_str()), (Some(0), Some("degraded")), "{seen}");
+    let gaps = seen["gaps"].to_string();
+    assert!(gaps.contains("nvmlDeviceGetSramEccErrorStatus") && gaps.contains("as root"), "{gaps}");
+    assert!(gaps.contains("/dev/kmsg") && gaps.contains("CAP_SYSLOG"), "{gaps}");
+    assert!(seen["gpus"].as_array().unwrap().iter().all(|gpu| gpu["class"] == "healthy"), "{seen}");
 }

@@ -35,10 +35,8 @@ when = { windows = { bad = 3, of = 30, length = "200ms" } }
 when = { windows = { bad = 6, of = 30, length = "200ms" } }
 [rule.hot]
 when = { lasting = "200ms" }
-[rule.pcie_replays_gen4]
-when = { lasting = "300ms" }
-[rule.pcie_replays_gen5]
-when = { lasting = "300ms" }
+[rule.nvlink_recovery_failed]
+when = { windows = { bad = 2, of = 30, length = "200ms" } }
 "#;
 
 /// How a rule's signal is made.
@@ -124,7 +122,7 @@ const ROWS: &[Row] = &[
     grown("nvlink_replays_sustained", "nvlink_recoveries", 1, &["nvlink_replays"], "NVLink replays"),
     grown("nvlink_crc", "nvlink_crc_errors", 1000, &[], "CRC errors a second"),
     row("nvlink_bit_errors", Set(&["nvlink_version=5", "nvlink_ber=2e-12"]), "2e-12"),
-    row("nvlink_recovery_failed", Set(&["nvlink_recovery_failures=1"]), "failed NVLink recoveries 0 -> 1"),
+    grown("nvlink_recovery_failed", "nvlink_recovery_failures", 1, &[], "failed NVLink recoveries"),
     row("fabric_route", Set(&["fabric={\"route_unhealthy\":true}"]), "route unhealthy"),
     row("fabric_bandwidth", Set(&["fabric={\"bandwidth_degraded\":true}"]), "degraded bandwidth"),
     row("hardware_slowdown", Set(&["throttle=hw_slowdown"]), "0x8"),
@@ -141,9 +139,9 @@ const ROWS: &[Row] = &[
         rule: "pcie_replays_gen4",
         make: Make::Grow("pcie_replays", 30),
         after: &[],
-        evidence: "PCIe replays a minute",
+        evidence: "PCIe replays in the last minute",
     },
-    grown("pcie_replays_gen5", "pcie_replays", 30, &[], "PCIe replays a minute"),
+    grown("pcie_replays_gen5", "pcie_replays", 30, &[], "PCIe replays in the last minute"),
     row("pcie_degraded", Set(&["pcie_width=8", "utilization=90"]), "Gen5 x8 of Gen5 x16 under load"),
 ];
 

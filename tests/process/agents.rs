@@ -1,7 +1,7 @@
 //! Agents that die, share a name, or are asked for something, under the real daemon.
 
 use anyhow::{Context, Result, ensure};
-use reknit_proto::v1::NodeLink;
+use reknit_proto::v1::{HealthClass, NodeLink};
 use reknit_tests::job::TestJob;
 use reknit_tests::lab::{Lab, LabOptions, eventually};
 use rustix::process::Signal;
@@ -128,5 +128,32 @@ async fn an_operator_quiesces_probes_and_limits_through_the_tool() -> Result<()>
     eventually("it is back", back).await?;
     watch.steps(3).await?;
     ensure!(watch.layouts.len() == 1, "{:?}", watch.layouts);
+    lab.stop().await
+}
+
+/// One replica, so that whatever a GPU cannot send is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_that_is_likely_to_fail_is_drained_while_it_can_still_send() -> Result<()> {
+    let mut lab = Lab::start(LabOptions { nodes: 1, ..LabOptions::default() }).await?;
+    let mut watch = lab.watch().await?;
+    lab.submit(TestJob { data: 1, ..TestJob::default() }).await?;
+    watch.until_step(5).await?;
+    // Each of these is harmless by itself; together they give 110 points.
+    for xid in [92, 63, 160, 161, 157, 93, 121, 163] {
+        lab.raise_xid(0, 2, xid)?;
+    }
+    watch.until_degrees(&[3]).await?;
+    let drained = watch.step;
+    watch.until_step(drained + 10).await?;
+
+    let told: Vec<_> = watch.healths.iter().map(|health| (health.health(), health.cause.as_str())).collect();
+    ensure!(told.first().is_some_and(|(class, _)| *class == HealthClass::Predict), "{told:?}");
+    let likely = (HealthClass::Drain, "the GPU is likely to fail soon");
+    ensure!(told.contains(&likely), "{told:?}");
+    let incidents = lab.incidents().await?;
+    ensure!(incidents.len() == 1, "{incidents:?}");
+    ensure!((incidents[0].kind.as_str(), incidents[0].steps_lost) == ("planned", 0), "{incidents:?}");
+    ensure!(incidents[0].bytes_moved > 0, "its slices were not sent: {incidents:?}");
+    ensure!((watch.samples_missing, watch.samples_repeated) == (0, 0));
     lab.stop().await
 }

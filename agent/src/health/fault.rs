@@ -24,6 +24,8 @@ pub(super) struct Fault {
     pub(super) last_seen: Millis,
     /// Not lifted sooner after `last_seen`.
     pub(super) settle: Duration,
+    /// The kernel log's line is its evidence.
+    pub(super) logged: bool,
     /// The rule holds now.
     pub(super) holds: bool,
     /// The GPU was reset, away or unusable since it began.
@@ -50,22 +52,33 @@ impl Fault {
         self.verdict.shards_readable = class.shards_readable();
         self.rejoin = rejoin;
         self.verdict.rejoin = rejoin_words(rejoin, class, hold);
+        if let Some(action) = turned_action(rejoin) {
+            self.verdict.action = action.to_owned();
+        }
     }
 
     /// Of two that are equally bad an XID tells more than a reading.
-    fn weight(&self) -> (u8, u8) {
+    fn weight(&self) -> (Class, u8) {
         let tells = match self.by {
             By::Risk => 0,
             By::Rule(_) => 1,
             By::Xid(_) => 2,
         };
-        (self.verdict.class.severity(), tells)
+        (self.verdict.class, tells)
     }
 }
 
 /// The one that tells most. Of two that tell as much it is the earlier one: the other may be what it led to.
 pub(super) fn worst<'a>(faults: impl DoubleEndedIterator<Item = &'a Fault>) -> Option<&'a Fault> {
     faults.rev().max_by_key(|fault| fault.weight())
+}
+
+/// What to do when a row's class, and with it its own advice, no longer holds.
+pub(super) const fn turned_action(rejoin: Rejoin) -> Option<&'static str> {
+    match rejoin {
+        Rejoin::Reset => Some("reset the GPU"),
+        Rejoin::AtOnce | Rejoin::Clear | Rejoin::Quiet | Rejoin::Operator => None,
+    }
 }
 
 /// What must be seen, with the gate's hold for a GPU that was taken out.

@@ -42,6 +42,11 @@ impl GateState {
         }
     }
 
+    /// The GPU is out, and only an operator brings it back.
+    pub(super) fn needs_operator(&self, gate: &Gate) -> bool {
+        self.out.is_some() && gate.hold(self.relapses).is_none()
+    }
+
     /// A reading that was not healthy.
     pub(super) fn disturbed(&mut self) {
         self.calm_since = None;

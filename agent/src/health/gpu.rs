@@ -4,20 +4,18 @@ use super::fault::{self, By, Fault, rejoin_words};
 use super::gate::{Answer, GateState};
 use super::hysteresis::Watch;
 use super::risk::RiskScore;
-use super::signals::{self, Seen};
+use super::signals::{self, LastMinute, Seen};
 use super::xids::XidHistory;
 use super::{Transition, Verdict};
 use crate::clock::Millis;
-use crate::policy::{Class, Policy, Rejoin, Rule};
+use crate::policy::{Class, Policy, Rejoin, Rule, Signal};
 use crate::probe::protocol::{FastSet, Reading, SlowSet};
 use reknit_layout::GpuId;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A rule that goes on adds its risk again this often.
-const RISK_AGAIN: Duration = Duration::from_secs(60);
 /// More faults at once than rows that a policy could reasonably have.
 const MOST_FAULTS: usize = 256;
 
@@ -31,6 +29,10 @@ pub(super) struct Durable {
     pub(super) xids: XidHistory,
     /// A bit for each NVLink that was ever active.
     pub(super) links: u32,
+    /// An operator has said that these are all, whatever other GPUs have.
+    pub(super) links_accepted: bool,
+    /// Rules that hold and that an operator has forgiven.
+    pub(super) released: BTreeSet<String>,
 }
 
 impl Durable {
@@ -50,6 +52,7 @@ pub(super) struct GpuHealth {
     watches: BTreeMap<String, Watch>,
     pub(super) fast: Option<(Millis, FastSet)>,
     slow: Option<(Millis, SlowSet)>,
+    pcie_replays: LastMinute,
     healthy_reads: u32,
     /// The last reading found it gone, or of no use without a reset.
     pub(super) away: bool,
@@ -58,7 +61,19 @@ pub(super) struct GpuHealth {
     /// The last one that says nothing about the GPU.
     pub(super) ignored: Option<Verdict>,
     reported: Verdict,
-    reported_by: Option<By>,
+    /// What else was true then.
+    told: Told,
+}
+
+/// What a person must hear of beside the verdict itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Told {
+    /// An XID says so: it explains more than a reading.
+    by_xid: bool,
+    /// The policy enforces it.
+    enforced: bool,
+    /// Only an operator brings the GPU back.
+    needs_operator: bool,
 }
 
 impl GpuHealth {
@@ -71,16 +86,18 @@ impl GpuHealth {
             watches: BTreeMap::new(),
             fast: None,
             slow: None,
+            pcie_replays: LastMinute::default(),
             healthy_reads: 0,
             away: false,
             unseen,
             ignored: None,
             reported: Verdict::healthy(""),
-            reported_by: None,
+            told: Told::default(),
         };
         health.drop_unruled();
-        let (verdict, by) = health.worst();
-        (health.reported, health.reported_by) = (verdict.unwrap_or_else(|| Verdict::healthy("")), by);
+        let (verdict, by_xid) = health.worst();
+        health.reported = verdict.unwrap_or_else(|| Verdict::healthy(""));
+        health.told = health.now_true(by_xid);
         health
     }
 
@@ -131,20 +148,20 @@ impl GpuHealth {
                 if *reset || fell {
                     self.was_reset();
                 }
+                let siblings = if self.durable.links_accepted { 0 } else { siblings };
                 self.durable.links |= fast.links_active.map_or(0, |active| active | siblings);
                 seen.extend(signals::of_fast(self.fast.as_ref(), now, fast, self.durable.links));
                 if let Some(slow) = slow {
-                    seen.extend(signals::of_slow(self.slow.as_ref(), now, slow, fast.utilization));
+                    let replays = slow.pcie_replays.and_then(|count| self.pcie_replays.grown(now, count));
+                    seen.extend(signals::of_slow(self.slow.as_ref(), now, slow, fast.utilization, replays));
                     self.slow = Some((now, slow.as_ref().clone()));
-                }
-                if fast.recovery_action.is_some_and(|action| action != 0) {
-                    // What it asks for has been done when it no longer asks.
-                    self.was_reset();
                 }
                 self.fast = Some((now, fast.clone()));
             }
-            Reading::Gone { .. } | Reading::ResetRequired => self.was_reset(),
-            Reading::Suspect { .. } | Reading::Blind { .. } => {}
+            Reading::Gone { .. }
+            | Reading::ResetRequired
+            | Reading::Suspect { .. }
+            | Reading::Blind { .. } => {}
         }
         let disturbed = self.judge(now, booted_at, &seen);
         self.turn_by_state(now);
@@ -165,14 +182,24 @@ impl GpuHealth {
             let Some(seen) = seen.iter().find(|seen| seen.signal == rule.signal) else {
                 continue;
             };
+            let forgiven = self.durable.released.contains(name);
             let graced = rule.boot_grace.is_some_and(|grace| now.since(booted_at) < grace.0);
             let hit = rule.limit.hit(seen.value) && !graced;
             let clear = rule.clear.unwrap_or(policy.gate.healthy_reads);
             let held = self.fault(&By::Rule(name.clone())).is_some_and(|fault| fault.holds);
             let watch = self.watches.entry(name.clone()).or_insert_with(|| Watch::held(held));
             let holds = watch.see(now, hit, rule.when, clear);
-            disturbed |= hit && rule.class.severity() >= Class::Unknown.severity();
+            disturbed |= hit && !forgiven && rule.class >= Class::Unknown;
+            if forgiven {
+                if !holds {
+                    self.durable.released.remove(name);
+                }
+                continue;
+            }
             if holds {
+                if rule.signal.means_reset() {
+                    self.was_reset();
+                }
                 self.rule_holds(now, name, rule, seen, hit);
             } else if let Some(fault) = self.fault(&By::Rule(name.clone())).filter(|fault| fault.holds) {
                 fault.holds = false;
@@ -196,20 +223,17 @@ impl GpuHealth {
             self.ignored = Some(verdict);
             return;
         }
-        let risky = match self.fault(&by) {
-            // Readings that follow a hit and are clean keep the words of the hit.
-            Some(fault) if !hit => {
-                fault.holds = true;
-                return;
-            }
+        match self.fault(&by) {
             Some(fault) => {
-                let again = now.since(fault.last_seen) >= RISK_AGAIN;
+                let onset = !fault.holds;
                 fault.holds = true;
-                if again || fault.verdict.class != verdict.class {
-                    fault.last_seen = now;
+                // Readings that follow a hit and are clean keep its words; so do those that say the same again.
+                if hit && fault.verdict.class != verdict.class {
                     fault.verdict = verdict;
                 }
-                again
+                if onset {
+                    self.add_risk(now, &rule.cause, rule.risk);
+                }
             }
             None => {
                 self.add(Fault {
@@ -219,14 +243,12 @@ impl GpuHealth {
                     began: now,
                     last_seen: now,
                     settle: Duration::ZERO,
+                    logged: false,
                     holds: true,
                     reset: false,
                 });
-                true
+                self.add_risk(now, &rule.cause, rule.risk);
             }
-        };
-        if risky {
-            self.add_risk(now, &rule.cause, rule.risk);
         }
     }
 
@@ -240,10 +262,14 @@ impl GpuHealth {
 
     pub(super) fn add(&mut self, fault: Fault) {
         // Whatever was read before it says nothing against it.
-        if self.durable.faults.len() < MOST_FAULTS {
-            self.durable.faults.push(fault);
-        }
         self.healthy_reads = 0;
+        self.durable.faults.push(fault);
+        if self.durable.faults.len() > MOST_FAULTS {
+            let mildest = self.durable.faults.iter().enumerate().min_by_key(|(_, f)| f.verdict.class);
+            if let Some((at, _)) = mildest {
+                self.durable.faults.remove(at);
+            }
+        }
     }
 
     pub(super) fn add_risk(&mut self, now: Millis, cause: &str, points: f64) {
@@ -254,9 +280,22 @@ impl GpuHealth {
         self.durable.faults.iter_mut().for_each(|fault| fault.reset = true);
     }
 
-    /// An operator says that the GPU is well.
+    /// An operator says that the GPU is well. What is wrong with it now stays, but for what only an operator lifts:
+    /// that does not count again until it was gone.
     pub(super) fn release(&mut self) {
-        self.durable.faults.clear();
+        for fault in &self.durable.faults {
+            if let (By::Rule(name), Rejoin::Operator) = (&fault.by, fault.rejoin) {
+                self.durable.released.insert(name.clone());
+            }
+        }
+        let policy = self.policy.clone();
+        let links = |name: &str| policy.rules.get(name).is_some_and(|rule| rule.signal == Signal::NvlinkDown);
+        self.watches.retain(|name, _| !links(name));
+        self.durable.faults.retain(|fault| match &fault.by {
+            By::Rule(name) => fault.holds && fault.rejoin != Rejoin::Operator && !links(name),
+            By::Xid(_) | By::Risk => false,
+        });
+        self.durable.links_accepted = true;
         self.durable.gate.release();
         self.durable.risk = RiskScore::default();
         if let Some(active) = self.links_active() {
@@ -298,6 +337,7 @@ impl GpuHealth {
                 began: now,
                 last_seen: now,
                 settle: Duration::ZERO,
+                logged: false,
                 holds: true,
                 reset: false,
             }),
@@ -331,29 +371,37 @@ impl GpuHealth {
             Some("when its NVLinks are as they were")
         } else if self.slow.as_ref().is_some_and(|(_, slow)| slow.remap_pending == Some(true)) {
             Some("when no row waits to be remapped")
+        } else if self.slow.as_ref().is_some_and(|(_, slow)| slow.retired_pending == Some(true)) {
+            Some("when no page waits to be retired")
         } else {
             None
         }
     }
 
-    fn worst(&self) -> (Option<Verdict>, Option<By>) {
+    /// And whether an XID says so.
+    fn worst(&self) -> (Option<Verdict>, bool) {
         let fault = fault::worst(self.durable.faults.iter());
-        let fault = fault.map(|fault| (&fault.verdict, Some(&fault.by)));
-        let out = self.durable.gate.out.as_ref().filter(|_| !fault.is_some_and(|(v, _)| v.class.takes_out()));
-        let others = [self.unseen.as_ref(), out].into_iter().flatten().map(|verdict| (verdict, None));
-        let worst = others.chain(fault).max_by_key(|(verdict, _)| verdict.class.severity());
-        worst.map_or((None, None), |(verdict, by)| (Some(verdict.clone()), by.cloned()))
+        let out = self.durable.gate.out.as_ref();
+        let out = out.filter(|_| !fault.is_some_and(|fault| fault.verdict.class.takes_out()));
+        let others = [self.unseen.as_ref(), out].into_iter().flatten().map(|verdict| (verdict, false));
+        let fault = fault.map(|fault| (&fault.verdict, matches!(fault.by, By::Xid(_))));
+        let worst = others.chain(fault).max_by_key(|(verdict, _)| verdict.class);
+        worst.map_or((None, false), |(verdict, by_xid)| (Some(verdict.clone()), by_xid))
+    }
+
+    fn now_true(&self, by_xid: bool) -> Told {
+        let needs_operator = self.durable.gate.needs_operator(&self.policy.gate);
+        Told { by_xid, enforced: self.policy.enforce, needs_operator }
     }
 
     /// Settles what follows from all that was seen, and tells a change.
     pub(super) fn settle(&mut self, now: Millis, gpu: &GpuId) -> Option<Transition> {
         self.judge_risk(now);
         self.lift(now);
-        let (verdict, by) = self.worst();
+        let (verdict, by_xid) = self.worst();
         let verdict = verdict.unwrap_or_else(|| Verdict::healthy("reads healthy again"));
-        // The log's word may come after the reading that it explains, and says more.
-        let explains = matches!(by, Some(By::Xid(_))) && !matches!(self.reported_by, Some(By::Xid(_)));
-        let same = |told: fn(&Verdict) -> (Class, &str, &str, bool)| told(&verdict) == told(&self.reported);
+        let told = self.now_true(by_xid);
+        let same = |of: fn(&Verdict) -> (Class, &str, &str, bool)| of(&verdict) == of(&self.reported);
         let known = match verdict.class {
             Class::Healthy => self.reported.class == Class::Healthy,
             Class::Ignore
@@ -361,20 +409,22 @@ impl GpuHealth {
             | Class::RankDied
             | Class::Unknown
             | Class::Drain
-            | Class::Fatal => same(|v| (v.class, &v.cause, &v.action, v.shards_readable)),
-        };
-        if known && !explains {
-            // What is waited for may change quietly, except that a person is.
-            let told = self.reported.rejoin.starts_with(OPERATOR) || !verdict.rejoin.starts_with(OPERATOR);
-            self.reported.rejoin.clone_from(&verdict.rejoin);
-            if told {
-                return None;
+            | Class::Fatal => {
+                // The log's word may come after the reading that it explains, and says more.
+                let explains = told.by_xid && !self.told.by_xid;
+                let awaits = told.needs_operator && !self.told.needs_operator;
+                same(|v| (v.class, &v.cause, &v.action, v.shards_readable))
+                    && told.enforced == self.told.enforced
+                    && !explains
+                    && !awaits
             }
+        };
+        if known {
+            // What is waited for may change quietly.
+            self.reported.rejoin = verdict.rejoin;
+            return None;
         }
-        (self.reported, self.reported_by) = (verdict.clone(), by);
-        Some(Transition { gpu: gpu.clone(), at: now, verdict, enforced: self.policy.enforce })
+        (self.reported, self.told) = (verdict.clone(), told);
+        Some(Transition { gpu: gpu.clone(), at: now, verdict, enforced: told.enforced })
     }
 }
-
-/// How the words begin when a person is waited for.
-const OPERATOR: &str = "when an operator";

@@ -33,6 +33,10 @@ impl Watch {
             self.first = None;
             self.clean = self.clean.saturating_add(1);
         }
+        // What made it hold is forgotten when it is gone; hits that have not made it hold yet still count.
+        if self.active && self.clean >= clear && matches!(when, When::Hits(_)) {
+            self.hits.clear();
+        }
         let enough = match when {
             When::Polls(polls) => self.row >= polls,
             When::Lasting(span) => self.first.is_some_and(|first| now.since(first) >= span.0),

@@ -3,6 +3,7 @@
 use crate::clock::Millis;
 use crate::policy::Signal;
 use crate::probe::protocol::{FastSet, Reading, SlowSet};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 /// Clock event reasons. Source: `nvml.h`, `nvmlClocksEventReason*`.
@@ -105,6 +106,7 @@ pub(super) fn of_slow(
     now: Millis,
     slow: &SlowSet,
     utilization: Option<u32>,
+    replays_in_a_minute: Option<u64>,
 ) -> Vec<Seen> {
     let mut seen = Vec::new();
     let flags = [
@@ -156,11 +158,10 @@ pub(super) fn of_slow(
         let evidence = format!("power limit {enforced} mW in force, {asked} mW requested");
         seen.push(Seen::new(Signal::PowerLimitLowered, below.into(), evidence));
     }
-    if let Some(grown) = count(|slow| slow.pcie_replays) {
-        let rate = grown.per(Duration::from_secs(60));
+    if let Some(replays) = replays_in_a_minute {
         let gen5 = slow.pcie_gen_max.or(slow.pcie_gen).is_some_and(|generation| generation >= GEN5);
         let signal = if gen5 { Signal::PcieReplaysGen5 } else { Signal::PcieReplaysGen4 };
-        seen.push(Seen::new(signal, rate, format!("{rate:.0} PCIe replays a minute")));
+        seen.push(Seen::new(signal, replays as f64, format!("{replays} PCIe replays in the last minute")));
     }
     seen.extend(pcie_degraded(slow, utilization));
     seen
@@ -186,6 +187,29 @@ pub(super) fn counters_fell(before: &FastSet, fast: &FastSet) -> bool {
     let fell =
         |before: Option<u64>, now: Option<u64>| before.zip(now).is_some_and(|(before, now)| now < before);
     fell(before.ecc_uncorrected, fast.ecc_uncorrected) || fell(before.ecc_corrected, fast.ecc_corrected)
+}
+
+/// A counter's growth in the last minute.
+#[derive(Debug, Default)]
+pub(super) struct LastMinute {
+    counts: VecDeque<(Millis, u64)>,
+}
+
+impl LastMinute {
+    /// `None` without a reading before.
+    pub(super) fn grown(&mut self, now: Millis, count: u64) -> Option<u64> {
+        const MINUTE: Duration = Duration::from_secs(60);
+        if self.counts.back().is_some_and(|(_, last)| count < *last) {
+            // It began anew.
+            self.counts.clear();
+        }
+        self.counts.push_back((now, count));
+        while self.counts.get(1).is_some_and(|(at, _)| now.since(*at) >= MINUTE) {
+            self.counts.pop_front();
+        }
+        let (_, first) = self.counts.front().filter(|_| self.counts.len() > 1)?;
+        Some(count - first)
+    }
 }
 
 struct Grown {

@@ -125,8 +125,10 @@ impl Tracker {
     /// Calls that have not returned. True when no GPU answers: then the node is blind and none is blamed.
     pub(crate) fn hung(&mut self, now: Millis, busy: &[Busy]) -> (Vec<Transition>, bool) {
         let blind_after = self.policies.general().watchdog.blind().as_millis();
-        let stuck = busy.iter().filter(|busy| u128::from(busy.ms) >= blind_after).count();
-        if !self.gpus.is_empty() && stuck == self.gpus.len() {
+        // A GPU that is gone answers, whatever the driver does for the others.
+        let there = |gpu: &GpuId| self.gpus.get(gpu).is_some_and(|tracked| !tracked.health.away);
+        let stuck = busy.iter().filter(|busy| u128::from(busy.ms) >= blind_after && there(&busy.gpu)).count();
+        if stuck > 0 && stuck == self.gpus.keys().filter(|gpu| there(gpu)).count() {
             return (Vec::new(), true);
         }
         let booted_at = self.boot.at;

@@ -1,6 +1,6 @@
 //! XID errors: told twice, by NVML and by the kernel log; some mean more together, or when they come again.
 
-use super::fault::{By, Fault, rejoin_words};
+use super::fault::{By, Fault, rejoin_words, turned_action};
 use super::gpu::GpuHealth;
 use super::{Verdict, XidSeen};
 use crate::clock::Millis;
@@ -12,6 +12,9 @@ use std::time::Duration;
 /// The same XID of the same GPU within this time is the same error: NVML and the kernel log both tell it, and
 /// some come as a burst of lines.
 const SAME: Duration = Duration::from_secs(2);
+
+/// More kinds of XIDs at once than there are.
+const MOST_RECENT: usize = 256;
 
 /// Which XIDs were seen when.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -25,7 +28,11 @@ pub(super) struct XidHistory {
 impl XidHistory {
     /// True when it is another telling of one that was seen.
     fn told_before(&mut self, now: Millis, number: u64) -> bool {
-        self.recent.retain(|_, at| now.since(*at) < SAME);
+        // The kernel log may tell of what is long past.
+        self.recent.retain(|_, at| now.apart(*at) < SAME);
+        if self.recent.len() >= MOST_RECENT {
+            self.recent.pop_first();
+        }
         match self.recent.entry(number) {
             std::collections::btree_map::Entry::Occupied(_) => true,
             std::collections::btree_map::Entry::Vacant(new) => {
@@ -43,7 +50,7 @@ impl XidHistory {
         let times = self.times.entry(number).or_default();
         times.push_back(now);
         let count = repeat.count as usize;
-        while times.len() > count || times.front().is_some_and(|at| now.since(*at) > repeat.within.0) {
+        while times.len() > count || times.front().is_some_and(|at| now.apart(*at) > repeat.within.0) {
             times.pop_front();
         }
         times.len() >= count
@@ -66,23 +73,29 @@ impl GpuHealth {
         }
         let repeats = !again && self.durable.xids.repeats(now, number, row);
         if !again {
-            self.add_risk(now, &format!("XID {number}: {}", row.cause), row.risk);
+            // One entry for all that are unknown: there is no end of numbers.
+            let known = policy.xids.contains_key(&number);
+            let cause =
+                if known { format!("XID {number}: {}", row.cause) } else { format!("XIDs {}", row.cause) };
+            self.add_risk(now, &cause, row.risk);
         }
         if !repeats && self.belongs_to_another(now, number) {
             return;
         }
         let mut class = word.map_or(row.class, |word| word.class);
-        let mut action = &row.action;
+        let worded = word.is_some_and(|word| word.class != row.class);
+        let turned = turned_action(row.rejoin(class)).filter(|_| worded);
+        let mut action = turned.map_or_else(|| row.action.clone(), str::to_owned);
         if let Some(repeat) = row.repeat.as_ref().filter(|_| repeats) {
-            class = worse(class, repeat.class);
-            action = &repeat.action;
+            class = class.max(repeat.class);
+            action.clone_from(&repeat.action);
         }
         let verdict = Verdict {
             class,
             cause: format!("XID {number}: {}", row.cause),
             evidence: evidence(number, seen.log),
             rejoin: rejoin_words(row.rejoin(class), class, &self.hold_words(now)),
-            action: action.clone(),
+            action,
             shards_readable: class.shards_readable(),
         };
         if class == Class::Ignore {
@@ -96,9 +109,10 @@ impl GpuHealth {
             Some(fault) => {
                 fault.last_seen = now;
                 fault.reset = away;
-                if class.severity() >= fault.verdict.class.severity() {
+                if class >= fault.verdict.class {
                     fault.verdict = verdict;
                     fault.rejoin = row.rejoin(class);
+                    fault.logged = seen.log.is_some();
                 }
             }
             None => self.add(Fault {
@@ -108,6 +122,7 @@ impl GpuHealth {
                 began: now,
                 last_seen: now,
                 settle,
+                logged: seen.log.is_some(),
                 holds: false,
                 // The GPU may be read as gone before its last words arrive.
                 reset: away,
@@ -122,17 +137,18 @@ impl GpuHealth {
         let Some(fault) = self.fault(&By::Xid(number)) else {
             return;
         };
-        let told_by_number = fault.verdict.evidence == evidence(number, None);
-        if log.is_some() && told_by_number {
+        let by_number = !fault.logged;
+        if log.is_some() && by_number {
             fault.verdict.evidence = evidence(number, log);
+            fault.logged = true;
         }
         match word {
-            Some(Class::Ignore) if told_by_number => {
+            Some(Class::Ignore) if by_number => {
                 let ignored = Verdict { class: Class::Ignore, ..fault.verdict.clone() };
                 self.durable.faults.retain(|fault| fault.by != By::Xid(number));
                 self.ignored = Some(ignored);
             }
-            Some(class) if class.severity() > fault.verdict.class.severity() => {
+            Some(class) if class > fault.verdict.class => {
                 fault.turn(class, row.rejoin(class), &hold);
             }
             Some(_) | None => {}
@@ -148,7 +164,7 @@ impl GpuHealth {
                 continue;
             };
             let then = policy.xid(first).then.iter().find(|then| then.xid.contains(&number));
-            if let Some(then) = then.filter(|_| now.since(fault.began) <= fault.settle) {
+            if let Some(then) = then.filter(|_| now.apart(fault.began) <= fault.settle) {
                 fault.turn(then.class, then.rejoin, &hold);
                 fault.last_seen = now;
                 fault.verdict.cause.push_str(&format!(", then XID {number}: {}", policy.xid(number).cause));
@@ -163,28 +179,23 @@ impl GpuHealth {
         let policy = self.policy.clone();
         let hold = self.hold_words(now);
         let (asks, down) = (self.asks_recovery(), self.link_is_down());
-        if !asks && !down {
-            return;
-        }
         for fault in &mut self.durable.faults {
             let By::Xid(number) = fault.by else {
                 continue;
             };
             let row = policy.xid(number);
-            let classes = [row.with_recovery_action.filter(|_| asks), row.with_link_down.filter(|_| down)];
-            for class in classes.into_iter().flatten() {
-                if class.severity() > fault.verdict.class.severity() {
+            let reasons = [
+                (asks, row.with_recovery_action, "the driver asks for recovery"),
+                (down, row.with_link_down, "an NVLink is down"),
+            ];
+            for (_, class, why) in reasons.into_iter().filter(|(is, ..)| *is) {
+                if let Some(class) = class.filter(|class| *class > fault.verdict.class) {
                     fault.turn(class, row.rejoin(class), &hold);
-                    let why = if asks { "the driver asks for recovery" } else { "an NVLink is down" };
                     fault.verdict.evidence.push_str(&format!("; {why}"));
                 }
             }
         }
     }
-}
-
-fn worse(a: Class, b: Class) -> Class {
-    if b.severity() > a.severity() { b } else { a }
 }
 
 fn evidence(number: u64, log: Option<&str>) -> String {

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a GPU's signals mean together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// What a GPU's signals mean together. When several hold, the greatest tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Class {
     Healthy,
@@ -17,19 +17,6 @@ pub(crate) enum Class {
 }
 
 impl Class {
-    /// When several signals hold, the highest tells.
-    pub(crate) const fn severity(self) -> u8 {
-        match self {
-            Self::Healthy => 0,
-            Self::Ignore => 1,
-            Self::Predict => 2,
-            Self::RankDied => 3,
-            Self::Unknown => 4,
-            Self::Drain => 5,
-            Self::Fatal => 6,
-        }
-    }
-
     /// Unless the policy's row says otherwise.
     pub(crate) const fn shards_readable(self) -> bool {
         match self {

@@ -300,7 +300,7 @@ mod tests {
     fn the_built_in_policy_is_whole() {
         let policies = Policies::built_in().unwrap();
         let policy = policies.general();
-        assert_eq!((policy.rules.len(), policy.xids.len()), (37, 65));
+        assert_eq!((policy.rules.len(), policy.xids.len()), (38, 65));
         assert_eq!(policy.xid(79).class, Class::Fatal);
         assert_eq!(policy.xid(45).class, Class::Ignore);
         assert_eq!(policy.xid(94).class, Class::RankDied);

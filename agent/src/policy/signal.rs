@@ -59,6 +59,46 @@ impl Signal {
         }
     }
 
+    /// The GPU was away or unusable: when it answers again, or when the driver asks no more, it was reset.
+    pub(crate) const fn means_reset(self) -> bool {
+        match self {
+            Self::Gone
+            | Self::ResetRequired
+            | Self::RecoveryReset
+            | Self::RecoveryReboot
+            | Self::RecoveryDrainAndReset => true,
+            Self::Suspect
+            | Self::Blind
+            | Self::Hung
+            | Self::RecoveryDrainP2p
+            | Self::RecoveryImexDomain
+            | Self::EccUncorrected
+            | Self::EccCorrectedRate
+            | Self::NvlinkDown
+            | Self::HardwareSlowdown
+            | Self::SoftwarePowerCap
+            | Self::TemperatureMargin
+            | Self::PowerUnreadable
+            | Self::SramThreshold
+            | Self::MemoryUnrepairable
+            | Self::RemapPending
+            | Self::RemapFailure
+            | Self::RemappedRows
+            | Self::RetiredPages
+            | Self::RetiredDoubleBit
+            | Self::NvlinkReplays
+            | Self::NvlinkCrcRate
+            | Self::NvlinkBitErrorRate
+            | Self::NvlinkRecoveryFailures
+            | Self::FabricRouteUnhealthy
+            | Self::FabricBandwidthDegraded
+            | Self::PowerLimitLowered
+            | Self::PcieReplaysGen4
+            | Self::PcieReplaysGen5
+            | Self::PcieDegraded => false,
+        }
+    }
+
     /// What its value counts, for a rule's limit; a flag counts nothing.
     pub(crate) const fn unit(self) -> Option<&'static str> {
         match self {
@@ -85,14 +125,14 @@ impl Signal {
             Self::EccUncorrected
             | Self::RemappedRows
             | Self::NvlinkReplays
-            | Self::NvlinkRecoveryFailures => Some("more than at the last read"),
+            | Self::NvlinkRecoveryFailures => Some("since the last read"),
             Self::EccCorrectedRate | Self::NvlinkCrcRate => Some("per second"),
             Self::NvlinkDown => Some("links that were active and are not"),
             Self::TemperatureMargin => Some("degrees below the slowdown temperature"),
             Self::RetiredPages | Self::RetiredDoubleBit => Some("pages"),
             Self::NvlinkBitErrorRate => Some("errors per bit"),
             Self::PowerLimitLowered => Some("milliwatts below the requested limit"),
-            Self::PcieReplaysGen4 | Self::PcieReplaysGen5 => Some("per minute"),
+            Self::PcieReplaysGen4 | Self::PcieReplaysGen5 => Some("in the last minute"),
         }
     }
 }
