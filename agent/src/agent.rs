@@ -12,8 +12,8 @@ use crate::kernel_log::{Cursor, KernelLog, LogNews, LogStart};
 use crate::node_health::{Heard, NodeHealth};
 use crate::policy::{PolicyFileError, PolicySource};
 use crate::power::Leases;
-use crate::probe::protocol::{GpuIdentity, ProbeLine, ProbeOrder};
-use crate::probe_keeper::{KeeperOrder, ProbeKeeper, ProbeNews};
+use crate::probe::protocol::{GpuIdentity, ProbeLine};
+use crate::probe_keeper::{KeeperOrder, ProbeKeeper, ProbeNews, ProbeSpec};
 use crate::requests::Requests;
 use crate::session::{self, SessionNews};
 use crate::spool::Spool;
@@ -172,15 +172,13 @@ impl Agent {
         orders: mpsc::Receiver<KeeperOrder>,
     ) -> mpsc::Receiver<ProbeNews> {
         let (news, receiver) = mpsc::channel(QUEUED_NEWS);
-        let config = &self.config;
-        let keeper = ProbeKeeper::new(
-            config.nvml_library.clone(),
-            config.probe_interval,
-            config.log,
-            known,
-            news,
-            orders,
-        );
+        let spec = ProbeSpec {
+            library: self.config.nvml_library.clone(),
+            interval: self.config.probe_interval,
+            log: self.config.log,
+            quiet: false,
+        };
+        let keeper = ProbeKeeper::new(spec, known, news, orders);
         let quiesced = self.node.sight.quiesced_until().is_some();
         tokio::spawn(if quiesced { keeper.quiesced() } else { keeper }.run());
         receiver
@@ -228,12 +226,18 @@ impl Agent {
         match &line {
             ProbeLine::Ready { .. } | ProbeLine::Reading { .. } | ProbeLine::Tick { .. } if late => return,
             ProbeLine::Ready { .. } => self.power.probe_started(),
-            ProbeLine::Reading { gpu, reading } => whole = reading.is_whole().then(|| gpu.clone()),
+            ProbeLine::Reading { gpu, reading } => {
+                whole = reading.is_whole().then(|| gpu.clone());
+                if let Some(limit_mw) = reading.power_limit_mw() {
+                    self.power.read(gpu, limit_mw);
+                }
+            }
             ProbeLine::PowerLimit { gpu, set } => self.power_limit_set(gpu, set),
             ProbeLine::Failed { .. }
             | ProbeLine::Xid { .. }
             | ProbeLine::Tick { .. }
-            | ProbeLine::Gap { .. } => {}
+            | ProbeLine::Gap { .. }
+            | ProbeLine::GapClosed { .. } => {}
         }
         let heard = self.node.line(line);
         self.heard(heard);
@@ -265,7 +269,7 @@ impl Agent {
             self.order_probe(KeeperOrder::Replace);
         }
         if read_now {
-            self.order_probe(KeeperOrder::ToProbe(ProbeOrder::ReadNow));
+            self.read_now();
         }
     }
 

@@ -20,12 +20,12 @@ const LOCK_LIMIT: Duration = Duration::from_secs(1);
 /// Watches this node's GPUs and runs the workers on them.
 #[derive(Debug, Parser)]
 #[command(name = "reknit-agent", version)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
     #[command(flatten)]
-    pub(crate) run: Option<RunArguments>,
+    pub(crate) run: RunArguments,
 }
 
 #[derive(Debug, Subcommand)]
@@ -44,10 +44,10 @@ pub(crate) enum Command {
 pub(crate) struct RunArguments {
     /// The daemon's address, such as http://127.0.0.1:7400.
     #[arg(long, env = "REKNIT_DAEMON")]
-    daemon: String,
+    daemon: Option<String>,
     /// This node's name.
     #[arg(long, env = "REKNIT_NODE")]
-    node: String,
+    node: Option<String>,
     /// NVIDIA's management library, or the simulated one.
     #[arg(long, env = "REKNIT_NVML_LIBRARY", default_value = "libnvidia-ml.so.1")]
     nvml_library: PathBuf,
@@ -74,7 +74,7 @@ pub(crate) struct RunArguments {
     #[arg(long, env = "REKNIT_PROBE_INTERVAL_MS", default_value = "1000", value_parser = clap::value_parser!(u64).range(10..=60_000))]
     probe_interval_ms: u64,
     /// Leave the workers running when the agent is told to stop, such as for an upgrade.
-    #[arg(long, env = "REKNIT_KEEP_WORKERS")]
+    #[arg(long, env = "REKNIT_KEEP_WORKERS", value_parser = clap::builder::FalseyValueParser::new())]
     keep_workers: bool,
     /// How the log is written, to standard error. RUST_LOG filters it.
     #[arg(long, env = "REKNIT_LOG", value_enum, default_value = "human")]
@@ -124,6 +124,8 @@ pub(crate) struct Config {
 /// Why a configuration is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
+    #[error("{0} is missing: give --daemon and --node; --help tells more")]
+    Missing(&'static str),
     #[error("`{0}` is no daemon address: write --daemon http://HOST:PORT")]
     Daemon(String),
     #[error("`{0}` is no node name: use letters, digits, `.`, `-` and `_`")]
@@ -150,13 +152,15 @@ impl RunArguments {
     }
 
     pub(crate) fn check(self) -> Result<Config, ConfigError> {
-        let endpoint = Endpoint::from_shared(self.daemon.clone()).ok();
+        let address = self.daemon.ok_or(ConfigError::Missing("--daemon"))?;
+        let node = self.node.ok_or(ConfigError::Missing("--node"))?;
+        let endpoint = Endpoint::from_shared(address.clone()).ok();
         let daemon = endpoint
             .filter(|e| e.uri().scheme_str() == Some("http") && e.uri().port().is_some())
-            .ok_or_else(|| ConfigError::Daemon(self.daemon.clone()))?;
+            .ok_or_else(|| ConfigError::Daemon(address.clone()))?;
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if self.node.is_empty() || !self.node.chars().all(plain) {
-            return Err(ConfigError::Node(self.node));
+        if node.is_empty() || !node.chars().all(plain) {
+            return Err(ConfigError::Node(node));
         }
         let binary = match self.worker_binary {
             Some(binary) => binary,
@@ -189,12 +193,12 @@ impl RunArguments {
             log: self.log,
             worker: WorkerSpec {
                 binary,
-                daemon: self.daemon,
-                node: self.node.clone(),
+                daemon: address,
+                node: node.clone(),
                 data_ip: self.data_ip,
                 logs: log_to,
             },
-            node: self.node,
+            node,
             _lock: lock,
         })
     }

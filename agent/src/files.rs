@@ -17,6 +17,11 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
 
 /// `None` when there is no such file, or none that can be read; the latter is said.
 pub(crate) fn load_json<T: DeserializeOwned>(path: &Path) -> Option<T> {
+    // Opening a pipe in its place might never return.
+    if path.exists() && !path.is_file() {
+        warn!(path = %path.display(), "is no file; going on without it");
+        return None;
+    }
     let text = match fs::read(path) {
         Ok(text) => text,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return None,

@@ -11,6 +11,7 @@ mod record;
 mod tests;
 pub(crate) mod xid_line;
 
+use crate::files;
 use record::Record;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
@@ -19,7 +20,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -31,8 +32,10 @@ const RETRY: Duration = Duration::from_secs(3);
 /// What the log tells. Only of the NVIDIA driver's error lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LogNews {
-    /// From now on lines are seen.
+    /// From now on lines are seen, older ones first.
     Opened,
+    /// Lines that follow are written as they are seen.
+    CaughtUp,
     Line {
         /// Reading goes on after this line from here.
         cursor: Cursor,
@@ -173,9 +176,22 @@ impl Follower {
         )
     }
 
+    /// Told once.
     fn opened(&self, opened: &mut bool) -> Result<(), Ended> {
+        if *opened {
+            return Ok(());
+        }
         *opened = true;
         self.tell(LogNews::Opened)
+    }
+
+    /// There is nothing to read at the moment. Told once.
+    fn caught_up(&self, live: &mut bool) -> Result<(), Ended> {
+        if *live {
+            return Ok(());
+        }
+        *live = true;
+        self.tell(LogNews::CaughtUp)
     }
 
     /// Passes a record on if it matters, and keeps in `start` where to go on.
@@ -209,8 +225,7 @@ impl Follower {
 }
 
 fn boot_id() -> String {
-    let path = Path::new("/proc/sys/kernel/random/boot_id");
-    fs::read_to_string(path).map(|id| id.trim().to_owned()).unwrap_or_else(|error| {
+    files::boot_id().unwrap_or_else(|error| {
         warn!(%error, "this boot has no name: after a restart the kernel log is read from its beginning");
         String::new()
     })

@@ -23,6 +23,7 @@ mod workers;
 use agent::AgentError;
 use clap::Parser;
 use config::{Arguments, Command, LogFormat, RunArguments};
+use policy::command::PolicyCommandError;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -44,22 +45,19 @@ fn main() -> ExitCode {
     };
     match (arguments.command, arguments.run) {
         (Some(Command::Probe(arguments)), _) => {
-            start_logging(arguments.log, "info");
+            start_logging(arguments.log, if arguments.quiet { "error" } else { "info" });
             probe::run(&arguments)
         }
         (Some(Command::Policy(arguments)), _) => match policy::command::run(arguments) {
             Ok(text) => print(&text, ExitCode::SUCCESS),
+            Err(PolicyCommandError::Told(text)) => print(&text, ExitCode::from(EX_DATAERR)),
             Err(e) => {
                 eprintln!("reknit-agent: {e}");
                 ExitCode::from(EX_DATAERR)
             }
         },
         (Some(Command::Check(arguments)), _) => look(arguments),
-        (None, Some(arguments)) => run(arguments),
-        (None, None) => {
-            eprintln!("reknit-agent: give --daemon and --node; --help tells more");
-            ExitCode::from(EX_USAGE)
-        }
+        (None, arguments) => run(arguments),
     }
 }
 
@@ -114,7 +112,10 @@ fn look(arguments: check::CheckArguments) -> ExitCode {
         Ok(findings) => print(&findings.text(), ExitCode::from(findings.exit_code())),
         Err(e) => {
             eprintln!("reknit-agent: {e}");
-            ExitCode::from(EX_USAGE)
+            ExitCode::from(match e {
+                check::CheckError::Policy(_) => EX_DATAERR,
+                check::CheckError::Start(_) => EX_OSERR,
+            })
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::clock::{Clock, Millis};
 use crate::files;
-use crate::health::{Boot, Memory, Tracker, Transition, Verdict, XidSeen};
+use crate::health::{Boot, Memory, Tracker, Transition, XidSeen};
 use crate::kernel_log::LogNews;
 use crate::kernel_log::xid_line::{self, BusId, XidLine};
 use crate::policy::Policies;
@@ -14,6 +14,8 @@ use std::fs;
 use std::time::Duration;
 use tracing::{info, warn};
 
+const ONE_LINE_IN: Duration = Duration::from_secs(2);
+
 #[derive(Debug)]
 pub(crate) struct NodeHealth {
     clock: Clock,
@@ -23,8 +25,12 @@ pub(crate) struct NodeHealth {
     pub(crate) sight: Sight,
     /// Older lines of the kernel log do not count.
     pub(crate) log_since: Option<Millis>,
+    /// The lines that are seen are not old ones.
+    log_is_live: bool,
     /// Taken so far.
     pub(crate) readings: u64,
+    /// The last XID of the kernel log that was passed on to our own.
+    logged: Option<(GpuId, u64, Millis)>,
 }
 
 /// What follows from news.
@@ -55,7 +61,9 @@ impl NodeHealth {
             gpus: BTreeMap::new(),
             sight: Sight::default(),
             log_since: None,
+            log_is_live: false,
             readings: 0,
+            logged: None,
         }
     }
 
@@ -83,6 +91,11 @@ impl NodeHealth {
             ProbeLine::Gap { gpu, what } => {
                 warn!(%gpu, what, "not everything can be seen");
                 self.sight.gap(&gpu, what);
+                Heard::default()
+            }
+            ProbeLine::GapClosed { gpu, what } => {
+                info!(%gpu, what, "can be seen again");
+                self.sight.gap_closed(&gpu, &what);
                 Heard::default()
             }
             ProbeLine::Tick { busy } => {
@@ -129,13 +142,19 @@ impl NodeHealth {
 
     pub(crate) fn log(&mut self, news: LogNews) -> Heard {
         match news {
-            LogNews::Opened => self.sight.no_kernel_log = None,
+            LogNews::Opened => {
+                self.sight.no_kernel_log = None;
+                self.log_is_live = false;
+            }
+            LogNews::CaughtUp => self.log_is_live = true,
             LogNews::Unreadable { why } => {
                 warn!(why, "no kernel log");
                 self.sight.no_kernel_log = Some(why);
             }
             LogNews::Line { text, at_us, cursor: _ } => {
                 if let Some(line) = xid_line::parse(&text) {
+                    // What is written now has happened now.
+                    let at_us = at_us.filter(|_| !self.log_is_live);
                     let at = at_us.map(|us| self.boot.at.after(Duration::from_micros(us)));
                     return self.logged(at, &line);
                 }
@@ -156,15 +175,18 @@ impl NodeHealth {
             warn!(bus = %line.bus, xid = line.xid, "the kernel log tells an XID of a GPU that this node does not have");
             return Heard::default();
         };
-        info!(gpu = %gpu.uuid, xid = line.xid, rest = line.rest, "XID in the kernel log");
+        // Some come as a burst of lines.
+        let same = |(uuid, xid, told): &(GpuId, u64, Millis)| {
+            *uuid == gpu.uuid && *xid == line.xid && now.since(*told) < ONE_LINE_IN
+        };
+        if !self.logged.as_ref().is_some_and(same) {
+            info!(gpu = %gpu.uuid, xid = line.xid, rest = line.rest, "XID in the kernel log");
+            self.logged = Some((gpu.uuid.clone(), line.xid, now));
+        }
         let seen = XidSeen { number: line.xid, log: Some(&line.rest) };
         let mut heard = Heard::of(self.tracker.xid(at, &gpu.uuid, &seen));
         heard.read_now = true;
         heard
-    }
-
-    pub(crate) fn verdict(&self, gpu: &GpuId) -> Option<&Verdict> {
-        self.tracker.verdict(gpu)
     }
 }
 

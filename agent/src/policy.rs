@@ -15,7 +15,7 @@ pub(crate) use row::Span;
 #[cfg(test)]
 pub(crate) use row::{Hits, Windows};
 pub(crate) use row::{Rejoin, Rule, When, XidRow};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 pub(crate) use signal::Signal;
 pub(crate) use source::PolicySource;
 use std::collections::BTreeMap;
@@ -34,7 +34,7 @@ pub(crate) struct Policy {
     pub(crate) unknown_xid: XidRow,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Watchdog {
     blind: Span,
@@ -47,7 +47,7 @@ impl Watchdog {
 }
 
 /// Before a GPU that was taken out returns.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Gate {
     pub(crate) healthy_reads: u32,
@@ -72,7 +72,7 @@ impl Gate {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Risk {
     half_life: Span,

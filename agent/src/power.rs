@@ -41,8 +41,13 @@ struct Wanted {
 enum State {
     ToSet,
     Asked,
-    Set,
-    Failed { again: Millis },
+    /// To this many milliwatts, as the driver said.
+    Set {
+        mw: u32,
+    },
+    Failed {
+        again: Millis,
+    },
 }
 
 impl Wanted {
@@ -79,7 +84,7 @@ impl Leases {
             match wanted.state {
                 State::Failed { again } if again <= now => {}
                 State::ToSet => {}
-                State::Asked | State::Set | State::Failed { .. } => continue,
+                State::Asked | State::Set { .. } | State::Failed { .. } => continue,
             }
             wanted.state = State::Asked;
             wanted.asked += 1;
@@ -95,14 +100,15 @@ impl Leases {
             match wanted.state {
                 State::ToSet => Some(Millis(0)),
                 State::Failed { again } => Some(until.map_or(again, |until| until.min(again))),
-                State::Asked | State::Set => until,
+                State::Asked | State::Set { .. } => until,
             }
         });
         next.min()
     }
 
-    /// The probe's answer. True when it answers the newest order for this GPU.
-    pub(crate) fn answered(&mut self, now: Millis, gpu: &GpuId, set: bool) -> bool {
+    /// The probe's answer: the limit that holds, or none that was set. True when it answers the newest order for this
+    /// GPU.
+    pub(crate) fn answered(&mut self, now: Millis, gpu: &GpuId, set: Option<u32>) -> bool {
         let Some(wanted) = self.gpus.get_mut(gpu) else {
             return false;
         };
@@ -110,22 +116,32 @@ impl Leases {
         if wanted.asked > 0 || wanted.state != State::Asked {
             return false;
         }
-        wanted.refusals = if set { 0 } else { wanted.refusals + 1 };
+        wanted.refusals = if set.is_some() { 0 } else { wanted.refusals + 1 };
         match (set, wanted.lease) {
-            (true, Some(_)) => wanted.state = State::Set,
+            (Some(mw), Some(_)) => wanted.state = State::Set { mw },
             // The default holds: nothing is left to do.
-            (true, None) => drop(self.gpus.remove(gpu)),
-            (false, None) if wanted.refusals == REFUSALS => drop(self.gpus.remove(gpu)),
-            (false, _) => wanted.state = State::Failed { again: now.after(RETRY) },
+            (Some(_), None) => drop(self.gpus.remove(gpu)),
+            (None, None) if wanted.refusals == REFUSALS => drop(self.gpus.remove(gpu)),
+            (None, _) => wanted.state = State::Failed { again: now.after(RETRY) },
         }
         true
+    }
+
+    /// The limit that a GPU was read to have. One that was reset has lost what was set.
+    pub(crate) fn read(&mut self, gpu: &GpuId, limit_mw: u32) {
+        if let Some(wanted) = self.gpus.get_mut(gpu)
+            && let State::Set { mw } = wanted.state
+            && mw != limit_mw
+        {
+            wanted.state = State::ToSet;
+        }
     }
 
     /// A GPU that was reset meanwhile has lost its limit.
     pub(crate) fn probe_started(&mut self) {
         for wanted in self.gpus.values_mut() {
             match wanted.state {
-                State::Set | State::Failed { .. } => wanted.state = State::ToSet,
+                State::Set { .. } | State::Failed { .. } => wanted.state = State::ToSet,
                 State::ToSet | State::Asked => {}
             }
         }
@@ -153,11 +169,11 @@ mod tests {
         assert_eq!(leases.next(), Some(Millis(0)));
         assert_eq!(due(&mut leases, S), [Some(300)]);
         assert_eq!(due(&mut leases, S), []);
-        assert!(leases.answered(Millis(S), &gpu, true));
+        assert!(leases.answered(Millis(S), &gpu, Some(400_000)));
         assert_eq!((due(&mut leases, 59 * S), leases.next()), (vec![], Some(Millis(60 * S))));
         assert_eq!(due(&mut leases, 60 * S), [None]);
         assert_eq!(leases.kept()[&gpu], None, "an agent that dies now restores it at its next start");
-        assert!(leases.answered(Millis(60 * S), &gpu, true));
+        assert!(leases.answered(Millis(60 * S), &gpu, Some(400_000)));
         assert_eq!((leases.kept().len(), leases.next()), (0, None));
     }
 
@@ -168,7 +184,7 @@ mod tests {
         let mut leases = Leases::restored(kept.collect());
         assert_eq!(due(&mut leases, 20 * S), [Some(300), None, None]);
         for gpu in &gpus {
-            leases.answered(Millis(20 * S), gpu, true);
+            leases.answered(Millis(20 * S), gpu, Some(400_000));
         }
         assert_eq!(leases.kept().keys().collect::<Vec<_>>(), [&gpus[0]]);
         leases.probe_started();
@@ -180,10 +196,10 @@ mod tests {
         let (mut leases, gpu) = (Leases::default(), GpuId::from("GPU-0"));
         leases.want(&gpu, lease(300, 15 * S));
         assert_eq!(due(&mut leases, 0), [Some(300)]);
-        leases.answered(Millis(0), &gpu, false);
+        leases.answered(Millis(0), &gpu, None);
         assert_eq!((due(&mut leases, 9 * S), leases.next()), (vec![], Some(Millis(10 * S))));
         assert_eq!(due(&mut leases, 10 * S), [Some(300)]);
-        leases.answered(Millis(10 * S), &gpu, false);
+        leases.answered(Millis(10 * S), &gpu, None);
         assert_eq!(leases.next(), Some(Millis(15 * S)), "its end does not wait");
         assert_eq!(due(&mut leases, 15 * S), [None]);
     }
@@ -195,7 +211,7 @@ mod tests {
         let mut now = Millis(0);
         for _ in 0..REFUSALS {
             assert_eq!(leases.due(now).len(), 1);
-            leases.answered(now, &gpu, false);
+            leases.answered(now, &gpu, None);
             now = now.after(RETRY);
         }
         assert_eq!((leases.due(now), leases.next()), (vec![], None));
@@ -208,9 +224,25 @@ mod tests {
         assert_eq!(due(&mut leases, 0), [Some(300)]);
         leases.want(&gpu, None);
         assert_eq!(due(&mut leases, 0), [None]);
-        assert!(!leases.answered(Millis(0), &gpu, true));
+        assert!(!leases.answered(Millis(0), &gpu, Some(400_000)));
         assert_eq!(leases.kept().len(), 1, "the default is not restored yet");
-        assert!(leases.answered(Millis(0), &gpu, true));
+        assert!(leases.answered(Millis(0), &gpu, Some(400_000)));
         assert_eq!(leases.kept().len(), 0);
+    }
+
+    #[test]
+    fn a_reset_gpu_gets_its_limit_again() {
+        let gpu = GpuId::from("GPU-0");
+        let mut leases = Leases::default();
+        leases.want(&gpu, Some(Lease { limit_mw: 300_000, until: Millis(60 * S) }));
+        leases.due(Millis(0));
+        leases.read(&gpu, 700_000);
+        assert_eq!(leases.due(Millis(0)), [], "the order is on its way");
+        // Clamped by the GPU.
+        leases.answered(Millis(S), &gpu, Some(400_000));
+        leases.read(&gpu, 400_000);
+        assert_eq!(leases.due(Millis(2 * S)), []);
+        leases.read(&gpu, 700_000);
+        assert_eq!(leases.due(Millis(3 * S)), [(gpu, Some(300_000))]);
     }
 }

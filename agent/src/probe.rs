@@ -23,7 +23,7 @@ use watch::Watch;
 /// How often the supervisor is told that the probe lives.
 const TICK: Duration = Duration::from_millis(250);
 /// For a GPU to answer for the first time.
-const FIRST_ANSWER: Duration = Duration::from_secs(5);
+const FIRST_ANSWER: Duration = Duration::from_secs(2);
 /// As in sysexits.h.
 const EX_USAGE: u8 = 64;
 
@@ -36,6 +36,9 @@ pub(crate) struct ProbeArguments {
     pub(crate) interval_ms: u64,
     #[arg(long, value_enum)]
     pub(crate) log: LogFormat,
+    /// Say only what went wrong.
+    #[arg(long)]
+    pub(crate) quiet: bool,
 }
 
 /// With every so many readings it is looked for GPUs that were not there before.
@@ -81,8 +84,16 @@ pub(crate) fn run(arguments: &ProbeArguments) -> ExitCode {
     party.admit(found);
     thread::spawn(move || party.scout());
     loop {
-        let busy = read(&watches).iter().filter_map(|watch| watch.busy()).collect();
+        let watched = read(&watches);
+        let busy = watched.iter().filter_map(|watch| watch.busy()).collect();
+        // Only a fresh process finds a driver that went away and came back.
+        let blind = !watched.is_empty() && watched.iter().all(|watch| watch.is_blind());
+        drop(watched);
         supervisor.say(&ProbeLine::Tick { busy });
+        if blind {
+            supervisor.say(&ProbeLine::Failed { message: "no GPU finds its driver".to_owned() });
+            end();
+        }
         thread::sleep(TICK);
     }
 }
@@ -132,17 +143,19 @@ impl Party {
             for newcomer in &mut found {
                 let gpu = &mut newcomer.gpu;
                 tracing::info!(gpu = %gpu.uuid, place = gpu.pci_bus_id, "another GPU is there");
-                // Indices shift when a GPU is missing, and those given stay.
-                let taken = |index| known.iter().any(|known| known.index == index);
-                if taken(gpu.index) {
-                    gpu.index = (0..).find(|index| !taken(*index)).unwrap_or(gpu.index);
-                }
+                gpu.index = free_index(gpu.index, known.iter());
             }
             if !found.is_empty() || read(&self.watches).iter().any(|watch| watch.has_answered()) {
                 self.admit(found);
             }
         }
     }
+}
+
+/// Indices shift when a GPU is missing, and those given stay.
+fn free_index<'a>(wanted: u32, given: impl Iterator<Item = &'a GpuIdentity> + Clone) -> u32 {
+    let taken = |index| given.clone().any(|gpu| gpu.index == index);
+    if taken(wanted) { (0..).find(|index| !taken(*index)).unwrap_or(wanted) } else { wanted }
 }
 
 /// Ends the process at once: no clean-up of the driver's library, which may hang.
@@ -179,7 +192,7 @@ fn obey(mut orders: Orders, watches: &Watches, supervisor: &Supervisor) {
 fn start(library: &Path, expected: Vec<GpuIdentity>) -> Result<(&'static Nvml, Vec<Found>), NvmlError> {
     let nvml = nvml::load(library)?;
     let mut all = nvml::enumerate(nvml, FIRST_ANSWER)?;
-    for old in expected {
+    for old in expected.iter().cloned() {
         match all.iter_mut().find(|found| found.gpu.pci_bus_id == old.pci_bus_id) {
             // Indices shift when a GPU is missing; the first one seen stays its name.
             Some(found) if found.gpu.uuid == old.uuid => found.gpu.index = old.index,
@@ -191,6 +204,14 @@ fn start(library: &Path, expected: Vec<GpuIdentity>) -> Result<(&'static Nvml, V
                 place.map(|place| all.remove(place));
                 all.push(Found { gpu: old, answers: false, events: None });
             }
+        }
+    }
+    let mut given = expected;
+    given.retain(|old| all.iter().any(|found| found.gpu.uuid == old.uuid));
+    for found in &mut all {
+        if given.iter().all(|old| old.uuid != found.gpu.uuid) {
+            found.gpu.index = free_index(found.gpu.index, given.iter());
+            given.push(found.gpu.clone());
         }
     }
     all.sort_by_key(|found| found.gpu.index);

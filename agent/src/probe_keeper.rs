@@ -52,12 +52,20 @@ pub(crate) enum KeeperOrder {
     ToProbe(ProbeOrder),
 }
 
+/// What is the same for every probe.
+#[derive(Debug)]
+pub(crate) struct ProbeSpec {
+    pub(crate) library: PathBuf,
+    pub(crate) interval: Duration,
+    pub(crate) log: LogFormat,
+    /// Say only what went wrong.
+    pub(crate) quiet: bool,
+}
+
 /// How to start a probe.
 #[derive(Debug)]
 pub(crate) struct ProbeKeeper {
-    library: PathBuf,
-    interval: Duration,
-    log: LogFormat,
+    spec: ProbeSpec,
     /// GPUs seen so far.
     known: Vec<GpuIdentity>,
     news: mpsc::Sender<ProbeNews>,
@@ -82,15 +90,13 @@ struct AgentGone;
 
 impl ProbeKeeper {
     pub(crate) fn new(
-        library: PathBuf,
-        interval: Duration,
-        log: LogFormat,
+        spec: ProbeSpec,
         known: Vec<GpuIdentity>,
         news: mpsc::Sender<ProbeNews>,
         orders: mpsc::Receiver<KeeperOrder>,
     ) -> Self {
         let (quiesced, unanswered, abandoned) = (false, Vec::new(), Abandoned::default());
-        Self { library, interval, log, known, news, orders, quiesced, unanswered, abandoned }
+        Self { spec, known, news, orders, quiesced, unanswered, abandoned }
     }
 
     /// Starts no probe until `Resume`.
@@ -121,7 +127,7 @@ impl ProbeKeeper {
 
     /// One probe's life, and its death.
     async fn one_probe(&mut self) -> Result<(), AgentGone> {
-        let mut probe = match Process::start(&self.library, self.interval, self.log, &self.known).await {
+        let mut probe = match Process::start(&self.spec, &self.known).await {
             Ok(probe) => probe,
             Err(e) => return self.ended(format!("the probe could not be started: {e}")).await,
         };
@@ -182,6 +188,7 @@ impl ProbeKeeper {
                 ProbeLine::Reading { .. }
                 | ProbeLine::Xid { .. }
                 | ProbeLine::Gap { .. }
+                | ProbeLine::GapClosed { .. }
                 | ProbeLine::Tick { .. } => {}
             }
             silent_at = Instant::now() + SILENCE;
@@ -225,6 +232,7 @@ impl ProbeKeeper {
                             due = Instant::now();
                         }
                         self.quiesced = false;
+                        complained = false;
                     }
                     // There will be another one anyway, and it reads everything at once.
                     KeeperOrder::Replace

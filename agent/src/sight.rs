@@ -95,6 +95,10 @@ impl Sight {
         let Some(last) = self.gpus.get_mut(gpu) else {
             return;
         };
+        // Whatever was told of the probe before, it reads.
+        if self.probe == Probe::Starting {
+            self.probe = Probe::Ready;
+        }
         last.at = Some(now);
         last.blind = false;
         match reading {
@@ -114,6 +118,15 @@ impl Sight {
         self.gaps.entry(what).or_default().insert(gpu.clone());
     }
 
+    pub(crate) fn gap_closed(&mut self, gpu: &GpuId, what: &str) {
+        if let Some(of) = self.gaps.get_mut(what) {
+            of.remove(gpu);
+            if of.is_empty() {
+                self.gaps.remove(what);
+            }
+        }
+    }
+
     pub(crate) fn of(&self, gpu: &GpuId) -> Option<&LastRead> {
         self.gpus.get(gpu)
     }
@@ -123,7 +136,7 @@ impl Sight {
         match &self.probe {
             Probe::Quiesced { .. } => Observability::Quiesced,
             Probe::Starting | Probe::Ended { .. } => Observability::Blind,
-            Probe::Ready if all_blind => Observability::Blind,
+            Probe::Ready if all_blind || self.gpus.is_empty() => Observability::Blind,
             Probe::Ready if self.gaps().is_empty() => Observability::Full,
             Probe::Ready => Observability::Degraded,
         }
@@ -133,7 +146,14 @@ impl Sight {
     pub(crate) fn gaps(&self) -> Vec<String> {
         let mut gaps = Vec::new();
         match &self.probe {
-            Probe::Ready => {}
+            Probe::Ready if self.gpus.is_empty() => gaps.push("the driver counts no GPU".to_owned()),
+            Probe::Ready => {
+                let blind = self.gpus.values().filter(|last| last.blind).count();
+                if blind > 0 {
+                    let all = self.gpus.len();
+                    gaps.push(format!("the driver does not let {blind} of {all} GPUs be read"));
+                }
+            }
             Probe::Starting => gaps.push("the driver has not answered yet".to_owned()),
             Probe::Ended { why } => gaps.push(why.clone()),
             Probe::Quiesced { until: _ } => gaps.push("quiesced by an operator".to_owned()),

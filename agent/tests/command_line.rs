@@ -51,6 +51,37 @@ fn bad_configuration_exits_64_with_one_line() {
     refused(&mut somewhere("--worker-binary", "/no/worker"), "/no/worker");
 }
 
+#[test]
+fn what_the_agents_variables_say_is_nothing_to_its_other_commands() {
+    let variables = [
+        ("REKNIT_DAEMON", "http://127.0.0.1:1"),
+        ("REKNIT_NODE", "n0"),
+        ("REKNIT_STATE_DIR", "/no"),
+        ("REKNIT_LOG", "json"),
+        ("REKNIT_KMSG", "/no"),
+        ("REKNIT_KEEP_WORKERS", "1"),
+    ];
+    for (variable, value) in variables {
+        let out = bare().env(variable, value).args(["policy", "explain", "79"]).output().unwrap();
+        assert_eq!(out.status.code(), Some(0), "{variable}: {}", String::from_utf8_lossy(&out.stderr));
+        let mut look = bare();
+        look.env(variable, value).args(["check", "--for", "100ms", "--nvml-library", "/no/lib.so"]);
+        assert_eq!(look.output().unwrap().status.code(), Some(3), "{variable}");
+    }
+}
+
+#[test]
+fn a_pipe_or_an_endless_file_is_no_policy() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for path in [pipe.to_str().unwrap(), "/dev/zero", folder.path().to_str().unwrap()] {
+        let (code, told) = run(bare().args(["policy", "check", path]));
+        assert_eq!(code, Some(65), "{told}");
+        assert!(told.contains("it is no file"), "{told}");
+    }
+}
+
 #[tokio::test]
 async fn two_agents_do_not_share_a_state_folder() {
     let (mut daemon, node) = (harness::Daemon::start().await, Node::new(1));

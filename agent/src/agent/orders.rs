@@ -4,6 +4,7 @@ use super::{Agent, POWER, QUIESCED};
 use crate::clock::Millis;
 use crate::convert;
 use crate::files;
+use crate::health::Verdict;
 use crate::power::Lease;
 use crate::probe::protocol::ProbeOrder;
 use crate::probe_keeper::KeeperOrder;
@@ -13,7 +14,7 @@ use reknit_layout::GpuId;
 use reknit_proto::v1;
 use std::time::Duration;
 use tokio::time::sleep;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 impl Agent {
     pub(super) fn answer(&mut self, answers: Vec<Answer>) {
@@ -23,15 +24,24 @@ impl Agent {
         }
     }
 
+    /// The queue is kept free of what can be left out, so these find room.
     pub(super) fn order_probe(&mut self, order: KeeperOrder) {
         if let Err(e) = self.probe_orders.try_send(order) {
-            warn!(%e, "the probe's keeper takes no orders");
+            error!(%e, "the probe's keeper takes no orders");
+        }
+    }
+
+    /// Another reading of everything is left out while orders wait: the probe reads soon enough.
+    pub(super) fn read_now(&mut self) {
+        if self.probe_orders.capacity() == self.probe_orders.max_capacity() {
+            self.order_probe(KeeperOrder::ToProbe(ProbeOrder::ReadNow));
         }
     }
 
     /// Until something must be done by itself.
     pub(super) fn due(&self) -> impl Future<Output = ()> + use<> {
-        let times = [self.node.sight.quiesced_until(), self.power.next(), self.requests.next()];
+        let power = self.power.next().filter(|_| self.blindness().is_none());
+        let times = [self.node.sight.quiesced_until(), power, self.requests.next()];
         let next = times.into_iter().flatten().min();
         let wait = next.map(|next| next.since(self.node.now()));
         async move {
@@ -120,6 +130,8 @@ impl Agent {
         }
         let asked_mw = (limit_mw > 0).then_some(limit_mw);
         let until = now.after(Duration::from_secs(seconds.into()));
+        let superseded = self.requests.power_limit(&gpu, &Err("another limit was asked for".to_owned()));
+        self.answer(superseded);
         self.power.want(&gpu, asked_mw.map(|limit_mw| Lease { limit_mw, until }));
         self.requests.wait(now, request, Awaited::PowerLimit { gpu, asked_mw, seconds });
         self.set_power_limits(now);
@@ -127,6 +139,10 @@ impl Agent {
 
     /// Whatever is due. A lease is written down before the limit is set, so that the default is restored whatever happens.
     pub(super) fn set_power_limits(&mut self, now: Millis) {
+        // No probe could: it is done when one reads.
+        if self.blindness().is_some() {
+            return;
+        }
         let due = self.power.due(now);
         if due.is_empty() {
             return;
@@ -143,7 +159,7 @@ impl Agent {
             Ok(limit) => info!(%gpu, limit, "power limit set"),
             Err(why) => warn!(%gpu, why, "power limit not set"),
         }
-        if !self.power.answered(self.node.now(), gpu, set.is_ok()) {
+        if !self.power.answered(self.node.now(), gpu, set.as_ref().ok().copied()) {
             return;
         }
         let answers = self.requests.power_limit(gpu, set);
@@ -187,12 +203,16 @@ impl Agent {
             let lifted = transition.is_some();
             self.report_health(transition);
             self.save_memory();
-            self.order_probe(KeeperOrder::ToProbe(ProbeOrder::ReadNow));
-            let class = self.node.tracker.verdict(gpu).map_or("unknown", |verdict| verdict.class.name());
-            if lifted {
-                Ok(format!("{gpu} counts as {class} now"))
-            } else {
-                Err(format!("the agent does not hold {gpu} back: it is {class}"))
+            self.read_now();
+            match self.node.tracker.verdict(gpu) {
+                Some(Verdict { class, cause, rejoin, .. }) if class.takes_out() => {
+                    Err(format!("{gpu} is still {}: {cause}; it may take part again {rejoin}", class.name()))
+                }
+                Some(verdict) if lifted => Ok(format!("{gpu} counts as {} now", verdict.class.name())),
+                Some(verdict) => {
+                    Err(format!("the agent does not hold {gpu} back: it is {}", verdict.class.name()))
+                }
+                None => Err(format!("{gpu} was not read yet")),
             }
         } else {
             Err(format!("this node has no GPU {gpu}"))

@@ -13,6 +13,7 @@ pub(super) fn follow(log: &Follower, start: &mut LogStart, opened: &mut bool) ->
     let device = open(&log.path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?;
     let boot = boot_id();
     let mut seen = None;
+    let mut live = false;
     match start {
         LogStart::Beginning => {}
         LogStart::End => {
@@ -27,23 +28,25 @@ pub(super) fn follow(log: &Follower, start: &mut LogStart, opened: &mut bool) ->
     let mut buffer = vec![0; 2 * TEXT_LIMIT];
     loop {
         let read = read(&device, &mut buffer[..]);
-        // Only a log can tell that it has nothing to tell yet.
-        if !*opened && read != Ok(0) && !matches!(read, Err(Errno::PERM | Errno::ACCESS)) {
-            log.opened(opened)?;
-        }
         match read {
             Ok(0) => return Err(Ended::Lost(io::Error::other("it is no kernel log"))),
             Ok(length) => {
                 let record = record::parse(&buffer[..length]);
+                // Other devices can be read, too.
                 let Some(sequence) = record.sequence else {
-                    continue;
+                    return Err(Ended::Lost(io::Error::other("it is no kernel log")));
                 };
+                log.opened(opened)?;
                 if seen.is_some_and(|seen| sequence <= seen) {
                     continue;
                 }
                 log.pass(record, Cursor::Device { boot: boot.clone(), sequence }, start)?;
             }
-            Err(Errno::AGAIN) => log.wait(Some(device.as_fd()), None)?,
+            Err(Errno::AGAIN) => {
+                log.opened(opened)?;
+                log.caught_up(&mut live)?;
+                log.wait(Some(device.as_fd()), None)?;
+            }
             // The kernel wrote faster than this reads: the next read goes on with the oldest it has.
             Err(Errno::PIPE) => warn!("the kernel log ran over: some of its lines are lost"),
             // A record longer than any should be. The kernel has passed over it.

@@ -35,6 +35,7 @@ pub(super) fn follow(log: &Follower, start: &mut LogStart, opened: &mut bool) ->
     *start = LogStart::After(Cursor::File { inode, offset });
     log.opened(opened)?;
     let mut lines = Lines::at(offset);
+    let mut live = false;
     let mut buffer = vec![0; 1 << 16];
     loop {
         let length = match file.read(&mut buffer) {
@@ -59,6 +60,7 @@ pub(super) fn follow(log: &Follower, start: &mut LogStart, opened: &mut bool) ->
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) => return Err(e.into()),
         }
+        log.caught_up(&mut live)?;
         match &changes {
             Ok(changes) => {
                 log.wait(Some(changes.as_fd()), Some(LOOK))?;

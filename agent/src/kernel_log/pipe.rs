@@ -13,6 +13,7 @@ pub(super) fn follow(log: &Follower, start: &mut LogStart, opened: &mut bool) ->
     let inode = fstat(&pipe)?.st_ino;
     log.opened(opened)?;
     let mut lines = Lines::at(0);
+    log.caught_up(&mut false)?;
     let mut buffer = vec![0; 1 << 16];
     loop {
         match read(&pipe, &mut buffer[..]) {

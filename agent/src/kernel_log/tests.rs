@@ -4,6 +4,7 @@ use super::*;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use std::fs::File;
 use std::io::Write;
+use std::path::Path;
 use tempfile::TempDir;
 use tokio::time::timeout;
 
@@ -26,8 +27,14 @@ impl Watched {
         Self { folder, log: Some(log), news }
     }
 
+    /// The next news but that there is no more to read now.
     async fn next(&mut self) -> LogNews {
-        timeout(PATIENCE, self.news.recv()).await.expect("no news").expect("the thread ended")
+        loop {
+            let news = timeout(PATIENCE, self.news.recv()).await.expect("no news").expect("the thread ended");
+            if news != LogNews::CaughtUp {
+                return news;
+            }
+        }
     }
 
     async fn opened(&mut self) {
@@ -185,6 +192,7 @@ async fn the_kernels_own_log_opens_or_says_why_not() {
 async fn the_thread_ends_with_its_owner() {
     let mut log = Watched::begin(folder_with(""), LogStart::End);
     log.opened().await;
+    assert_eq!(log.news.recv().await, Some(LogNews::CaughtUp));
     log.log = None;
     assert_eq!(timeout(PATIENCE, log.news.recv()).await.expect("it goes on"), None);
 }

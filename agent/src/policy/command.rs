@@ -50,6 +50,11 @@ pub(crate) enum Format {
 pub(crate) enum PolicyCommandError {
     #[error(transparent)]
     File(#[from] PolicyFileError),
+    /// The answer itself says what is wrong.
+    #[error("{0}")]
+    Told(String),
+    #[error("`{0}` is no architecture; there are: {known}", known = super::file::ARCHITECTURES.join(", "))]
+    Architecture(String),
     #[error("`{what}` is no XID, rule or signal; there are: {known}")]
     Unknown { what: String, known: String },
 }
@@ -58,7 +63,15 @@ pub(crate) enum PolicyCommandError {
 pub(crate) fn run(arguments: PolicyArguments) -> Result<String, PolicyCommandError> {
     match arguments.command {
         PolicyCommand::Check { file, format } => {
-            let (policies, _) = Policies::load(&file)?;
+            let policies = match (Policies::load(&file), format) {
+                (Ok((policies, _)), _) => policies,
+                (Err(e), Format::Table) => return Err(e.into()),
+                (Err(e), Format::Json) => {
+                    let file = file.display().to_string();
+                    let answer = json!({ "file": file, "valid": false, "error": e.to_string() });
+                    return Err(PolicyCommandError::Told(line(&answer)));
+                }
+            };
             let built_in = Policies::built_in().map_err(PolicyFileError::from)?;
             let changes = changes(built_in.general(), policies.general());
             let per_architecture = policies
@@ -92,10 +105,12 @@ pub(crate) fn run(arguments: PolicyArguments) -> Result<String, PolicyCommandErr
             })
         }
         PolicyCommand::Explain { what, policy, arch, format } => {
-            let policies = match policy {
-                Some(file) => Policies::load(&file)?.0,
-                None => Policies::built_in().map_err(PolicyFileError::from)?,
-            };
+            let policies = Policies::of(policy.as_deref())?;
+            if let Some(unknown) =
+                arch.as_ref().filter(|name| !super::file::ARCHITECTURES.contains(&name.as_str()))
+            {
+                return Err(PolicyCommandError::Architecture(unknown.clone()));
+            }
             let policy = arch.as_deref().map_or(policies.general(), |name| policies.for_architecture(name));
             let Some(what) = what else {
                 return Ok(table_of_all(policy, format));
@@ -162,14 +177,13 @@ fn changes(old: &Policy, new: &Policy) -> Vec<String> {
             Some(_) => {}
         }
     }
-    if old.watchdog != new.watchdog {
-        changes.push("watchdog differs".to_owned());
-    }
-    if old.gate != new.gate {
-        changes.push("gate differs".to_owned());
-    }
-    if old.risk != new.risk {
-        changes.push("risk differs".to_owned());
+    let sections = [
+        ("watchdog", json!(old.watchdog), json!(new.watchdog)),
+        ("gate", json!(old.gate), json!(new.gate)),
+        ("risk", json!(old.risk), json!(new.risk)),
+    ];
+    for (name, old, new) in sections {
+        changes.extend(keys_that_differ(&old, &new, name));
     }
     changes
 }

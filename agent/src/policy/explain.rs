@@ -14,6 +14,9 @@ pub(super) enum Row<'a> {
 
 /// The rows that `what` means: an XID's number, a rule's name, or a signal that rules judge by.
 pub(super) fn find<'a>(policy: &'a Policy, what: &str) -> Vec<Row<'a>> {
+    if let Some(row) = all(policy).into_iter().find(|row| row.key() == what) {
+        return vec![row];
+    }
     let digits = what.trim_start_matches(|c: char| c.is_ascii_alphabetic()).trim();
     let is_xid = !digits.is_empty()
         && matches!(&what[..what.len() - digits.len()].trim().to_ascii_lowercase()[..], "" | "xid");
@@ -129,10 +132,13 @@ impl Row<'_> {
             }
         }
         let shadow = if policy.enforce { "" } else { " (only told: this policy does not enforce)" };
-        lines.push(("class", format!("{}: the GPU is {}{shadow}", class.name(), class.meaning())));
-        if let Self::Rule(_, Rule { shards_readable: Some(false), .. }) = self {
-            lines.push(("shards", "cannot be read from it, and come from other replicas".to_owned()));
-        }
+        let meaning = match self {
+            Self::Rule(_, Rule { shards_readable: Some(false), .. }) => {
+                "dropped at once: its shards cannot be read from it, and come from other replicas"
+            }
+            Self::Rule(..) | Self::Xid(..) => class.meaning(),
+        };
+        lines.push(("class", format!("{}: the GPU is {meaning}{shadow}", class.name())));
         if class != Class::Ignore {
             lines.push(("rejoin", self.rejoin_words()));
         }

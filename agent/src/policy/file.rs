@@ -7,6 +7,7 @@ use reknit_layout::toml_file::{FileError, Invalid, describe, parse};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +17,9 @@ const BUILT_IN: &str = include_str!("default.toml");
 /// The version of the policy's form that this agent knows.
 const VERSION: i64 = 1;
 const UNKNOWN: &str = "unknown";
+/// As NVML's binding names them, in lower case; `unknown` is one that it does not know.
+pub(super) const ARCHITECTURES: [&str; 10] =
+    ["kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", UNKNOWN];
 /// A policy file is a few kilobytes; more is a mistake.
 const LARGEST: u64 = 1 << 20;
 
@@ -41,14 +45,27 @@ impl Policies {
         Self::parse("", "the built-in policy")
     }
 
+    /// The file's, or the built-in ones without a file.
+    pub(crate) fn of(path: Option<&Path>) -> Result<Self, PolicyFileError> {
+        match path {
+            Some(path) => Ok(Self::load(path)?.0),
+            None => Ok(Self::built_in()?),
+        }
+    }
+
     /// The file's policies and its text.
     pub(crate) fn load(path: &Path) -> Result<(Self, String), PolicyFileError> {
         let failed = |why: String| PolicyFileError::Read { path: path.to_owned(), why };
-        let size = fs::metadata(path).map_err(|e| failed(e.to_string()))?.len();
-        if size > LARGEST {
-            return Err(failed(format!("it has {size} bytes, at most {LARGEST} are read")));
+        // Opening anything else, such as a pipe, might never return.
+        if !fs::metadata(path).map_err(|e| failed(e.to_string()))?.is_file() {
+            return Err(failed("it is no file".to_owned()));
         }
-        let text = fs::read_to_string(path).map_err(|e| failed(e.to_string()))?;
+        let mut text = String::new();
+        let file = fs::File::open(path).map_err(|e| failed(e.to_string()))?;
+        file.take(LARGEST + 1).read_to_string(&mut text).map_err(|e| failed(e.to_string()))?;
+        if text.len() as u64 > LARGEST {
+            return Err(failed(format!("it has more than {LARGEST} bytes")));
+        }
         Ok((Self::parse(&text, &path.display().to_string())?, text))
     }
 
@@ -62,6 +79,13 @@ impl Policies {
             merge(&mut general, own, &mut Vec::new())?;
             let mut by_architecture = BTreeMap::new();
             for (name, differs) in sections("arch", architectures)? {
+                if !ARCHITECTURES.contains(&name.as_str()) {
+                    let known = ARCHITECTURES.join(", ");
+                    return Err(invalid(
+                        &format!("arch.{name}"),
+                        &format!("is no architecture: there are {known}"),
+                    ));
+                }
                 let known = ["rule", "xid", "gate", "risk"];
                 if let Some(key) = differs.keys().find(|key| !known.contains(&key.as_str())) {
                     let key = format!("arch.{name}.{key}");
@@ -142,7 +166,14 @@ fn take<T: DeserializeOwned>(table: &mut Table, prefix: &str, key: &str) -> Resu
 }
 
 fn read<T: DeserializeOwned>(value: Value, path: &str) -> Result<T, Invalid> {
-    value.try_into().map_err(|e| invalid(path, &format!(": {}", describe(e.message(), None))))
+    let keys: Vec<String> = value.as_table().map(|table| table.keys().cloned().collect()).unwrap_or_default();
+    value.try_into().map_err(|e: toml::de::Error| {
+        let words = describe(e.message(), None);
+        // The words quote an unknown key, and its line is the one to look at.
+        let unknown = keys.iter().find(|key| words.starts_with(&format!("unknown key `{key}`")));
+        let place = unknown.map_or_else(|| path.to_owned(), |key| format!("{path}.{key}"));
+        invalid(&place, &format!(": {words}"))
+    })
 }
 
 impl Policy {
@@ -154,6 +185,11 @@ impl Policy {
         let mut rules = BTreeMap::new();
         for (name, row) in sections(&format!("{prefix}rule"), table.remove("rule"))? {
             let path = format!("{prefix}rule.{name}");
+            if !row.contains_key("signal") {
+                let words =
+                    "is no rule of the built-in policy, and a new one needs `signal` and all the rest";
+                return Err(invalid(&path, words));
+            }
             let rule: Rule = read(Value::Table(row), &path)?;
             check_rule(&rule, &path)?;
             rules.insert(name, rule);
@@ -300,7 +336,7 @@ mod tests {
     fn the_built_in_policy_is_whole() {
         let policies = Policies::built_in().unwrap();
         let policy = policies.general();
-        assert_eq!((policy.rules.len(), policy.xids.len()), (38, 65));
+        assert_eq!((policy.rules.len(), policy.xids.len()), (37, 65));
         assert_eq!(policy.xid(79).class, Class::Fatal);
         assert_eq!(policy.xid(45).class, Class::Ignore);
         assert_eq!(policy.xid(94).class, Class::RankDied);
@@ -347,14 +383,14 @@ mod tests {
         let bad = [
             ("\n\ncolour = 1", "p.toml: line 3: colour is an unknown key"),
             ("version = 2", "p.toml: line 1: version is 2: this agent knows version 1"),
-            ("\n[rule.gone]\ncolour = 1", "rule.gone : unknown key `colour`"),
+            ("\n[rule.gone]\ncolour = 1", "p.toml: line 3: rule.gone.colour : unknown key `colour`"),
             ("[rule.gone]\nclass = \"maybe\"", "unknown value `maybe`"),
             ("[rule.gone]\nclass = \"healthy\"", "cannot have the class healthy"),
             ("[rule.gone]\nwhen = { polls = 0 }", "rule.gone.when must be more than 0"),
             ("[rule.gone]\nwhen = { often = 3 }", "unknown value `often`"),
             ("[rule.gone]\nwhen = { hits = { count = 1, within = \"1m\", x = 1 } }", "unknown key `x`"),
             ("[rule.gone]\nwhen = { windows = { bad = 3, of = 2, length = \"1m\" } }", "needs bad <= of"),
-            ("[rule.mine]\nclass = \"fatal\"", "missing key `signal`"),
+            ("[rule.mine]\nclass = \"fatal\"", "rule.mine is no rule of the built-in policy"),
             ("[rule.gone]\nsignal = \"smell\"", "unknown value `smell`"),
             ("[rule.gone]\nboot_grace = \"soon\"", "`soon` is no duration"),
             ("[rule.gone]\nrisk = -1", "rule.gone.risk must be 0 or more"),
@@ -371,6 +407,11 @@ mod tests {
             ("[xid.63]\nthen = [{ xid = [1], class = \"drain\", rejoin = \"reset\" }]", "needs a `settle`"),
             ("[gate]\nhealthy_reads = 0", "gate.healthy_reads must be more than 0"),
             ("[risk]\npredict_at = 500", "needs 0 < predict_at <= drain_at"),
+            ("[arch.amper]", "arch.amper is no architecture: there are kepler, maxwell"),
+            (
+                "[rule.gonne]\nboot_grace = \"1s\"",
+                "rule.gonne is no rule of the built-in policy, and a new one needs",
+            ),
             ("[arch.hopper]\nenforce = true", "arch.hopper.enforce is unknown"),
             ("[arch.hopper.gate]\nhealthy_reads = 0", "arch.hopper.gate.healthy_reads must be more"),
             ("[arch.hopper.xid.79]\nclass = 7", "arch.hopper.xid.79"),

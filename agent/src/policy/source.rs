@@ -16,6 +16,8 @@ pub(crate) struct PolicySource {
     last_good: PathBuf,
     /// The file as it was last looked at, which it may not have been there for.
     looked_at: Option<Option<Stamp>>,
+    /// It has just changed: whoever writes it may not have finished.
+    changing: Option<Option<Stamp>>,
 }
 
 /// Tells one content of the file from the next.
@@ -34,7 +36,7 @@ impl PolicySource {
         path: Option<PathBuf>,
         state_dir: &Path,
     ) -> Result<(Self, Policies, Option<String>), PolicyFileError> {
-        let mut source = Self { path, last_good: state_dir.join(LAST_GOOD), looked_at: None };
+        let mut source = Self { path, last_good: state_dir.join(LAST_GOOD), looked_at: None, changing: None };
         match source.changed() {
             None => Ok((source, Policies::built_in()?, None)),
             Some(Ok(policies)) => Ok((source, policies, None)),
@@ -49,11 +51,15 @@ impl PolicySource {
         }
     }
 
-    /// What the file holds, if it is another one than when it was last looked at.
+    /// What the file holds, if it is another one than when it was last read, and was the same one at the last look.
     pub(crate) fn changed(&mut self) -> Option<Result<Policies, PolicyFileError>> {
         let path = self.path.as_ref()?;
         let stamp = Some(Stamp::of(path));
         if stamp == self.looked_at {
+            return None;
+        }
+        if self.looked_at.is_some() && stamp != self.changing {
+            self.changing = stamp;
             return None;
         }
         self.looked_at = stamp;

@@ -114,7 +114,8 @@ fn identify(nvml: &'static Nvml, index: u32) -> Result<Found, Fault> {
         uuid: GpuId(uuid),
         index,
         pci_bus_id: pci.bus_id,
-        name: name.unwrap_or_default(),
+        // What a terminal would act on is no name.
+        name: name.unwrap_or_default().replace(char::is_control, ""),
         architecture: architecture.and_then(Result::ok).unwrap_or_else(|| "unknown".to_owned()),
         memory_bytes: memory.map_or(0, |memory| memory.total),
     };

@@ -78,6 +78,11 @@ pub(crate) enum ProbeLine {
         /// What and why, such as `XID events: NVML answers NoPermission`.
         what: String,
     },
+    /// What a `Gap` told of is seen again.
+    GapClosed {
+        gpu: GpuId,
+        what: String,
+    },
     PowerLimit {
         gpu: GpuId,
         /// The limit that holds now, in milliwatts, or why it was not set.
@@ -117,6 +122,14 @@ pub(crate) enum Reading {
 }
 
 impl Reading {
+    /// The limit that was asked for, where it was read.
+    pub(crate) fn power_limit_mw(&self) -> Option<u32> {
+        match self {
+            Self::Answers { slow, .. } => slow.as_ref().and_then(|slow| slow.power_limit_mw),
+            Self::Gone { .. } | Self::ResetRequired | Self::Suspect { .. } | Self::Blind { .. } => None,
+        }
+    }
+
     /// It tells all that there is to tell of the GPU.
     pub(crate) fn is_whole(&self) -> bool {
         match self {

@@ -25,7 +25,7 @@ const RETRY: Duration = Duration::from_millis(20);
 const RETRY_LIMIT: Duration = Duration::from_secs(1);
 /// Events that are not to be had are asked for again this much later.
 const RETRY_UNSUPPORTED: Duration = Duration::from_secs(60);
-/// Reads in a row that find no driver before the probe gives up: only a fresh process finds a new driver.
+/// Reads in a row that find no driver before the GPU counts as blind.
 const BLIND_READS: u32 = 4;
 
 /// What the sampler is asked to do between its readings.
@@ -49,6 +49,7 @@ pub(super) struct Watch {
     sampler_calls: Calls,
     listener_calls: Calls,
     answered: AtomicBool,
+    blind: AtomicBool,
     /// What cannot be seen of this GPU, as told so far.
     gaps: Mutex<Vec<String>>,
     /// Woken when the GPU answers again.
@@ -72,6 +73,7 @@ impl Watch {
             sampler_calls: Calls::default(),
             listener_calls: Calls::default(),
             answered: AtomicBool::new(false),
+            blind: AtomicBool::new(false),
             gaps: Mutex::default(),
             listener: OnceLock::new(),
         };
@@ -108,6 +110,11 @@ impl Watch {
     /// Of a GPU that had no name: it has one now, and is no longer watched here.
     pub(super) fn has_answered(&self) -> bool {
         self.answered.load(Ordering::Relaxed)
+    }
+
+    /// No driver was found for this GPU in so many reads that only a fresh process may find one.
+    pub(super) fn is_blind(&self) -> bool {
+        self.blind.load(Ordering::Relaxed)
     }
 
     pub(super) const fn gpu(&self) -> &GpuIdentity {
@@ -159,6 +166,12 @@ impl Watch {
         self.say_gap(what);
     }
 
+    /// What could not be seen is seen again.
+    fn close_gap(&self, what: String) {
+        self.gaps.lock().unwrap_or_else(PoisonError::into_inner).retain(|gap| *gap != what);
+        self.supervisor.say(&ProbeLine::GapClosed { gpu: self.gpu.uuid.clone(), what });
+    }
+
     /// Tells the gaps again: the supervisor forgets them at `Ready`.
     pub(super) fn repeat_gaps(&self) {
         let gaps = self.gaps.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -198,19 +211,8 @@ impl Watch {
                 }
                 Reading::ResetRequired | Reading::Suspect { .. } => (0, 0),
             };
-            let error = match &reading {
-                Reading::Blind { error } if blind >= BLIND_READS => Some(error.clone()),
-                Reading::Answers { .. }
-                | Reading::Gone { .. }
-                | Reading::ResetRequired
-                | Reading::Suspect { .. }
-                | Reading::Blind { .. } => None,
-            };
+            self.blind.store(blind >= BLIND_READS, Ordering::Relaxed);
             self.supervisor.say(&ProbeLine::Reading { gpu: self.gpu.uuid.clone(), reading });
-            if let Some(message) = error {
-                self.supervisor.say(&ProbeLine::Failed { message });
-                super::end();
-            }
             if gone == 1 {
                 // Not cut short by an errand: two looks at the same moment are one.
                 thread::sleep(SECOND_LOOK);
@@ -244,7 +246,7 @@ impl Watch {
     fn listen(&self, mut events: Option<Events>) {
         let calls = &self.listener_calls;
         let mut retry = RETRY;
-        let mut told = false;
+        let mut told = None;
         loop {
             let was_open = events.is_some();
             let heard = match &events {
@@ -262,6 +264,9 @@ impl Watch {
                             events = None;
                         }
                         retry = RETRY;
+                        if let Some(what) = told.take() {
+                            self.close_gap(what);
+                        }
                     }
                     continue;
                 }
@@ -288,9 +293,10 @@ impl Watch {
             if lasting {
                 // It may be the set that is broken.
                 events = None;
-                if !told {
-                    told = true;
-                    self.gap(format!("XID events: {}", fault.text));
+                if told.is_none() {
+                    let what = format!("XID events: {}", fault.text);
+                    self.gap(what.clone());
+                    told = Some(what);
                 }
             }
             thread::park_timeout(pause);

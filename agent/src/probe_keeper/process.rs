@@ -1,13 +1,13 @@
 //! One probe process, from its start until its exit is seen.
 
-use crate::config::{LogFormat, RunArguments};
+use super::ProbeSpec;
+use crate::config::RunArguments;
 use crate::probe::protocol::{GpuIdentity, ProbeLine, ProbeOrder};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeSet;
 use std::io;
 use std::os::unix::net::UnixStream as StdUnixStream;
-use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -46,12 +46,7 @@ pub(super) enum LineError {
 }
 
 impl Process {
-    pub(super) async fn start(
-        library: &Path,
-        interval: Duration,
-        log: LogFormat,
-        known: &[GpuIdentity],
-    ) -> io::Result<Self> {
+    pub(super) async fn start(spec: &ProbeSpec, known: &[GpuIdentity]) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         let ours = StdUnixStream::from(ours);
@@ -65,11 +60,12 @@ impl Process {
             .arg0("reknit-agent")
             .arg("probe")
             .arg("--nvml-library")
-            .arg(library)
+            .arg(&spec.library)
             .arg("--interval-ms")
-            .arg(interval.as_millis().to_string())
+            .arg(spec.interval.as_millis().to_string())
             .arg("--log")
-            .arg(log.name())
+            .arg(spec.log.name())
+            .args(spec.quiet.then_some("--quiet"))
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())
             // A terminal's Ctrl-C is for the agent, which ends the probe itself.
