@@ -232,6 +232,44 @@ fn expect(report: &v1::HealthTransition, row: &Value, evidence: &str) {
     assert!(report.evidence.contains(evidence), "{name}: {report:?}");
 }
 
+/// What each row must say, written down apart from the policy: class and rejoin rule.
+const MEANINGS: &str = "
+    fatal clear: gone reset_required call_hung recovery_reset recovery_reboot nvlink_down fabric_route
+    unknown clear: call_slow suspect blind
+    drain clear: recovery_drain_p2p recovery_drain_and_reset recovery_imex_domain ecc_corrected_sustained
+    drain clear: nvlink_replays_sustained nvlink_crc nvlink_bit_errors fabric_bandwidth hardware_slowdown pcie_degraded
+    drain reset: nvlink_recovery_failed
+    drain operator: sram_threshold memory_unrepairable remap_failure retired_pages retired_double_bit
+    rank_died at_once: ecc_uncorrected
+    predict quiet: ecc_corrected_storm rows_remapped nvlink_replays pcie_replays_gen4 pcie_replays_gen5
+    predict clear: remap_pending hot power_unreadable power_limit
+    ignore clear: power_cap
+    fatal reset: 79 167 46 62 95 110 119 120 140 143 158 169 150
+    rank_died at_once: 48 171 172 94 109
+    drain reset: 64 136 155 156 74
+    drain operator: 61 54 168 78 142 151 173
+    predict quiet: 144 145 146 147 148 149 63 92 93 121 160 161 157 163 164 165 unknown
+    ignore at_once: 13 31 43 45 8 11 25 32 37 38 39 40 41 44 68 69 80 137 154
+";
+
+#[test]
+fn each_row_means_what_was_agreed() {
+    let rows = built_in();
+    let mut agreed = BTreeSet::new();
+    for line in MEANINGS.lines().filter(|line| !line.trim().is_empty()) {
+        let (meaning, names) = line.trim().split_once(':').unwrap();
+        for name in names.split_whitespace() {
+            let is_xid = name == "unknown" || name.parse::<u64>().is_ok();
+            agreed.insert(format!("{}.{name}: {meaning}", if is_xid { "xid" } else { "rule" }));
+        }
+    }
+    let said = rows
+        .iter()
+        .map(|row| format!("{}: {} {}", text(row, "row"), text(row, "class"), text(row, "rejoin")));
+    let said: BTreeSet<String> = said.collect();
+    assert_eq!(said.symmetric_difference(&agreed).collect::<Vec<_>>(), Vec::<&String>::new());
+}
+
 #[test]
 fn the_quick_policy_differs_in_nothing_but_time() {
     let folder = tempfile::tempdir().unwrap();

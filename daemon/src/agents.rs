@@ -154,8 +154,8 @@ impl Agents {
 
     /// Who waits for this answer. One that nobody waits for, or of another node's agent, is dropped.
     pub fn answered(&mut self, node: &NodeName, now: Time, answer: &v1::OrderDone) -> Option<Asked> {
-        let own = self.asked.get(&answer.request).is_some_and(|(of, _)| of == node);
-        let (_, asked) = self.asked.remove(&answer.request).filter(|_| own)?;
+        self.asked.get(&answer.request).filter(|(of, _)| of == node)?;
+        let (_, asked) = self.asked.remove(&answer.request)?;
         if let Some(agent) = self.known.get_mut(node).filter(|_| answer.ok) {
             // The next heartbeat says so too, later.
             match asked.wish {

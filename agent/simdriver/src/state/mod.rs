@@ -20,8 +20,9 @@ pub(crate) use gpu::BusNumbers;
 pub(crate) use values::THROTTLES;
 
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -95,7 +96,10 @@ impl State {
         let mut text = serde_json::to_vec_pretty(self)
             .map_err(|source| StateError::Content { path: path.to_owned(), source })?;
         text.push(b'\n');
-        let mut file = tempfile::NamedTempFile::new_in(folder(path)).map_err(failed)?;
+        let mut file = tempfile::Builder::new()
+            .permissions(Permissions::from_mode(0o644))
+            .tempfile_in(folder(path))
+            .map_err(failed)?;
         file.write_all(&text).map_err(failed)?;
         // The kernel's own stamp is coarse and inodes come back: two contents could look like one.
         file.as_file().set_modified(SystemTime::now()).map_err(failed)?;
