@@ -115,7 +115,10 @@ async fn seen(events: &mut Streaming<v1::JobEvent>) -> v1::job_event::Event {
 async fn health_seen(events: &mut Streaming<v1::JobEvent>) -> (u64, Class) {
     loop {
         match seen(events).await {
-            v1::job_event::Event::Health(changed) => return (changed.sequence, changed.health()),
+            v1::job_event::Event::Health(changed) => {
+                assert_eq!(changed.index, Some(0));
+                return (changed.sequence, changed.health());
+            }
             v1::job_event::Event::Note(_) => {}
             event => panic!("{event:?}"),
         }

@@ -98,6 +98,11 @@ impl State {
         self.cluster.gpu(gpu).map(|(node, _, _)| node.clone())
     }
 
+    /// The GPU's number on its node.
+    pub fn index_of(&self, node: &NodeName, gpu: &GpuId) -> Option<u32> {
+        Some(self.cluster.nodes.get(node)?.gpus.get(gpu)?.index)
+    }
+
     /// A worker may be started on the GPU: nothing is wrong with it, and no operator has taken it out.
     pub fn may_start(&self, gpu: &GpuId) -> bool {
         self.cluster.may_start(gpu).is_some()

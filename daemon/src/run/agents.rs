@@ -52,7 +52,8 @@ impl Coordinator {
             Novelty::History | Novelty::New => {
                 let (gpu, cause) = (&told.gpu, &told.cause);
                 tracing::info!(%node, gpu, health = ?told.health(), cause, ?novelty, sequence, "GPU health");
-                self.show(convert::gpu_health_changed(self.clock.now(), &node, told));
+                let index = self.state.index_of(&node, &GpuId(told.gpu.clone()));
+                self.show(convert::gpu_health_changed(self.clock.now(), &node, index, told));
             }
         }
         match novelty {

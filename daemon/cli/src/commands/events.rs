@@ -96,8 +96,11 @@ fn as_text(event: &JobEvent) -> Option<String> {
         }
         Some(Event::Note(note)) => note.text.clone(),
         Some(Event::Health(gpu)) => {
-            let mut text =
-                format!("GPU {} on {}: {}", gpu.gpu, gpu.node, class_text(gpu.health(), gpu.would_be()));
+            let class = class_text(gpu.health(), gpu.would_be());
+            let mut text = match gpu.index {
+                Some(index) => format!("GPU {}/{index} ({}): {class}", gpu.node, gpu.gpu),
+                None => format!("GPU {} on {}: {class}", gpu.gpu, gpu.node),
+            };
             for (before, part) in [(": ", &gpu.cause), ("; ", &gpu.rejoin), ("; do: ", &gpu.action)] {
                 if !part.is_empty() {
                     text.extend([before, part]);
@@ -145,7 +148,7 @@ fn as_json(event: &JobEvent) -> Value {
         Some(Event::Health(gpu)) => (
             "health",
             json!({
-                "node": gpu.node, "gpu": gpu.gpu, "health": health_name(gpu.health()), "cause": gpu.cause,
+                "node": gpu.node, "gpu": gpu.gpu, "index": gpu.index, "health": health_name(gpu.health()), "cause": gpu.cause,
                 "evidence": gpu.evidence, "shards_readable": gpu.shards_readable, "rejoin": gpu.rejoin,
                 "action": gpu.action, "would_be": would_be(gpu.would_be()), "at_ms": gpu.at_ms,
                 "sequence": gpu.sequence,
@@ -193,9 +196,12 @@ mod tests {
             action: "reset it".to_owned(),
             ..GpuHealthChanged::default()
         };
-        let event = JobEvent { event: Some(Event::Health(changed)), ..JobEvent::default() };
-        let text = as_text(&event).unwrap();
+        let event = |changed| JobEvent { event: Some(Event::Health(changed)), ..JobEvent::default() };
+        let text = as_text(&event(changed.clone())).unwrap();
         assert!(text.ends_with("GPU GPU-1 on n: healthy (would be fatal): XID 79; do: reset it"), "{text}");
+        let event = event(GpuHealthChanged { index: Some(3), ..changed });
+        let text = as_text(&event).unwrap();
+        assert!(text.contains("GPU n/3 (GPU-1): healthy (would be fatal)"), "{text}");
         assert_eq!(kind(&event), Some(Kind::Health));
     }
 }

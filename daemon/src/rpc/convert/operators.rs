@@ -199,7 +199,12 @@ pub fn announcement(time: Time, text: String) -> v1::JobEvent {
     cluster_event(time, v1::job_event::Event::Note(v1::Note { text }))
 }
 
-pub fn gpu_health_changed(time: Time, node: &NodeName, told: v1::HealthTransition) -> v1::JobEvent {
+pub fn gpu_health_changed(
+    time: Time,
+    node: &NodeName,
+    index: Option<u32>,
+    told: v1::HealthTransition,
+) -> v1::JobEvent {
     let changed = v1::GpuHealthChanged {
         node: node.0.clone(),
         gpu: told.gpu,
@@ -212,6 +217,7 @@ pub fn gpu_health_changed(time: Time, node: &NodeName, told: v1::HealthTransitio
         would_be: told.would_be,
         at_ms: told.at_ms,
         sequence: told.sequence,
+        index,
     };
     cluster_event(time, v1::job_event::Event::Health(changed))
 }
