@@ -243,7 +243,8 @@ impl Findings {
             }
         }
         if self.missing() > 0 {
-            let _ = writeln!(text, "{} GPUs are missing of {}", self.missing(), self.expected.unwrap_or(0));
+            let (missing, expected) = (self.missing(), self.expected.unwrap_or(0));
+            let _ = writeln!(text, "missing: {missing} of {expected} GPUs are not even counted");
         }
         if !self.enforce {
             text.push_str("policy: enforce = false, so the agent only tells and nothing happens\n");

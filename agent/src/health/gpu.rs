@@ -101,6 +101,16 @@ impl GpuHealth {
         health
     }
 
+    /// A GPU that was never read yet: this is why.
+    pub(super) fn keeps_silent(&mut self, evidence: &str) {
+        if let Some(unseen) = self.unseen.as_mut().filter(|_| self.fast.is_none()) {
+            evidence.clone_into(&mut unseen.evidence);
+            if unseen.class == self.reported.class {
+                evidence.clone_into(&mut self.reported.evidence);
+            }
+        }
+    }
+
     pub(super) fn set_policy(&mut self, policy: Arc<Policy>) {
         self.policy = policy;
         self.drop_unruled();

@@ -139,6 +139,7 @@ impl Tracker {
             };
             let seconds = *ms as f64 / 1000.0;
             let evidence = format!("{call} has not returned for {seconds:.0} s");
+            health.keeps_silent(&evidence);
             health.judge(now, booted_at, &[Seen::new(Signal::Hung, seconds, evidence)]);
             transitions.extend(health.settle(now, gpu));
         }
