@@ -99,10 +99,10 @@ impl Sight {
         if self.probe == Probe::Starting {
             self.probe = Probe::Ready;
         }
-        last.at = Some(now);
         last.blind = false;
         match reading {
             Reading::Answers { fast, slow, reset: _ } => {
+                last.at = Some(now);
                 last.temperature = fast.temperature;
                 last.power_mw = fast.power_mw;
                 if let Some(slow) = slow {
