@@ -83,7 +83,7 @@ async fn an_operator_quiesces_probes_and_limits_through_the_tool() -> Result<()>
     let said = asked(&lab, &["node", "quiesce", "node-0", "--for", "90s"])?;
     ensure!(said.contains("closed for 90 s"), "{said}");
     let list = asked(&lab, &["node", "list"])?;
-    let rows: Vec<_> = list.lines().filter(|line| line.starts_with("node-0")).collect();
+    let rows: Vec<_> = list.lines().filter(|line| line.starts_with("node-0 ")).collect();
     ensure!(rows.len() == 4 && rows.iter().all(|row| row.contains("unknown")), "{list}");
     eventually("the list to say quiesced", async || {
         Ok(asked(&lab, &["node", "list", "--format", "json"])?.contains("\"observability\":\"quiesced\""))
