@@ -9,8 +9,8 @@ use crate::policy::Policies;
 use crate::probe::protocol::{GpuIdentity, ProbeLine};
 use crate::sight::Sight;
 use reknit_layout::GpuId;
+use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
-use std::fs;
 use std::time::Duration;
 use tracing::{info, warn};
 
@@ -190,10 +190,10 @@ impl NodeHealth {
     }
 }
 
-/// This boot of the node. One whose age cannot be read has begun now.
+/// This boot of the node.
 fn this_boot(now: Millis) -> Boot {
-    let uptime = fs::read_to_string("/proc/uptime").unwrap_or_default();
-    let uptime = uptime.split_ascii_whitespace().next().and_then(|seconds| seconds.parse().ok());
-    let uptime = Duration::try_from_secs_f64(uptime.unwrap_or(0.0)).unwrap_or_default();
+    // Finer than /proc/uptime: lines of the kernel log are placed in time by it.
+    let uptime = clock_gettime(ClockId::Boottime);
+    let uptime = Duration::try_from(uptime).unwrap_or_default();
     Boot { id: files::boot_id().unwrap_or_default(), at: now.before(uptime) }
 }

@@ -1,10 +1,12 @@
 //! Events: what NVML's event sets deliver, and the line that the kernel logs beside.
 
 use super::gpu::BusNumbers;
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
+use std::time::Duration;
 
 /// An event of the GPU at `gpu` in the file's list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,15 +70,13 @@ pub(super) fn append_record(path: &Path, text: &str) -> io::Result<()> {
         true => char::from(byte).to_string(),
         false => format!("\\x{byte:02x}"),
     });
-    let line = format!("4,{sequence},{},-;{}\n", microseconds_up()?, escaped.collect::<String>());
+    let line = format!("4,{sequence},{},-;{}\n", microseconds_up(), escaped.collect::<String>());
     // In one write: a reader of the log never sees a part.
     file.write_all(line.as_bytes())
 }
 
 /// Time since the machine started, which the kernel's records count from.
-fn microseconds_up() -> io::Result<u64> {
-    let text = fs::read_to_string("/proc/uptime")?;
-    let unreadable = || io::Error::new(io::ErrorKind::InvalidData, "/proc/uptime holds no number");
-    let seconds: f64 = text.split(' ').next().and_then(|t| t.parse().ok()).ok_or_else(unreadable)?;
-    Ok((seconds * 1e6) as u64)
+fn microseconds_up() -> u64 {
+    let up = Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default();
+    u64::try_from(up.as_micros()).unwrap_or(u64::MAX)
 }
