@@ -6,7 +6,7 @@
 #[path = "../tests/harness/mod.rs"]
 mod harness;
 
-use harness::{Daemon, Node, RunningAgent, Session, probe_of};
+use harness::{Daemon, Node, RunningAgent, Session, cpu_ticks, probe_of};
 use reknit_proto::v1::agent_order::Order;
 use reknit_proto::v1::{HealthClass, ReleaseGpu};
 use serde_json::{Value, json};
@@ -112,10 +112,10 @@ async fn cost() -> Value {
     const TIME: Duration = Duration::from_secs(30);
     let (_daemon, _node, agent, mut session) = start(8, 1000).await;
     let pids = [agent.pid(), probe_of(agent.pid()).unwrap()];
-    let before: u64 = pids.iter().map(|pid| ticks(*pid)).sum();
+    let before: u64 = pids.iter().map(|pid| cpu_ticks(*pid)).sum();
     let began = Instant::now();
     session.quiet(TIME).await;
-    let spent: u64 = pids.iter().map(|pid| ticks(*pid)).sum::<u64>() - before;
+    let spent: u64 = pids.iter().map(|pid| cpu_ticks(*pid)).sum::<u64>() - before;
     let percent = 100.0 * spent as f64 * 0.01 / began.elapsed().as_secs_f64();
     let (rss, pss): (Vec<u64>, Vec<u64>) = pids.iter().map(|pid| memory(*pid)).unzip();
     let mib = |kib: &[u64]| kib.iter().sum::<u64>() as f64 / 1024.0;
@@ -143,8 +143,11 @@ async fn growth(polls: u64) -> Value {
         }
         next += polls / 10;
     }
-    let [first, last] = [seen[0].1, seen[seen.len() - 1].1];
-    let words = |at: usize| format!("{} -> {} KiB", first[at], last[at]);
+    // All of them: what is kept for a minute fills first, and only after it a level tells.
+    let words = |of: usize| {
+        let kib: Vec<String> = seen.iter().map(|(_, kib)| kib[of].to_string()).collect();
+        format!("{} KiB", kib.join(" "))
+    };
     json!({
         "what": format!("{polls} polls"), "seen": format!("agent {}, probe {}", words(0), words(1)),
         "bar": "no growth", "resident_kib": seen.iter().map(|(at, kib)| json!([at, kib])).collect::<Vec<_>>(),
@@ -165,14 +168,6 @@ fn percentiles(delays: &mut [Duration]) -> String {
         at(delays, 0.99),
         at(delays, 1.0)
     )
-}
-
-/// CPU time of a process so far, in clock ticks of 10 ms.
-fn ticks(pid: u32) -> u64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
-    // utime and stime are fields 14 and 15; the state, first here, is field 3.
-    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
 /// Resident memory of a process, and its own share of it, in KiB.

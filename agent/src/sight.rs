@@ -131,12 +131,20 @@ impl Sight {
         self.gpus.get(gpu)
     }
 
+    /// No GPU can be read or set now.
+    pub(crate) fn sees_nothing(&self) -> bool {
+        match &self.probe {
+            Probe::Quiesced { .. } | Probe::Starting | Probe::Ended { .. } => true,
+            // Also where there is no GPU.
+            Probe::Ready => self.gpus.values().all(|last| last.blind),
+        }
+    }
+
     pub(crate) fn observability(&self) -> Observability {
-        let all_blind = !self.gpus.is_empty() && self.gpus.values().all(|last| last.blind);
         match &self.probe {
             Probe::Quiesced { .. } => Observability::Quiesced,
             Probe::Starting | Probe::Ended { .. } => Observability::Blind,
-            Probe::Ready if all_blind || self.gpus.is_empty() => Observability::Blind,
+            Probe::Ready if self.sees_nothing() => Observability::Blind,
             Probe::Ready if self.gaps().is_empty() => Observability::Full,
             Probe::Ready => Observability::Degraded,
         }

@@ -4,21 +4,16 @@
 
 mod harness;
 
-use harness::{Daemon, Node, RunningAgent, Session, children, probe_of};
+use harness::{Daemon, Node, RunningAgent, Session, cpu_ticks, probe_of, users_of_the_driver};
 use reknit_proto::v1::agent_order::Order;
 use reknit_proto::v1::agent_report::Report;
 use reknit_proto::v1::{AgentHeartbeat, EndQuiesce, HealthClass, HealthTransition, Observability, Quiesce};
-use reknit_simdriver::state::{State, Target};
+use reknit_simdriver::state::State;
 use std::fs;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 const CALM: Duration = Duration::from_millis(700);
 const EVENT: Duration = Duration::from_millis(100);
-
-fn node_wide(node: &Node, change: &str) {
-    State::update(&node.driver(), |state| state.set(Target::Node, &[change.to_owned()])).unwrap();
-}
 
 fn log(node: &Node, gpu: usize, xid: u64, message: &str) {
     let kmsg = node.folder.path().join("kmsg");
@@ -42,12 +37,12 @@ fn of(report: &HealthTransition, node: &Node) -> (usize, HealthClass) {
 async fn complaint_1_a_call_that_never_returns_silences_nobody_and_condemns_no_gpu() {
     let (_daemon, node, agent, mut session) = calm(2).await;
     let hung = probe_of(agent.pid()).unwrap();
-    node_wide(&node, "hang=true");
+    node.set_node("hang=true");
     for _ in 0..2 {
         assert_eq!(session.health().await.0.health(), HealthClass::Unknown);
     }
     session.heartbeat().await;
-    node_wide(&node, "hang=false");
+    node.set_node("hang=false");
     for _ in 0..2 {
         assert_eq!(session.health().await.0.health(), HealthClass::Healthy);
     }
@@ -189,11 +184,7 @@ async fn complaint_8_a_nonfatal_link_error_is_not_fatal() {
 #[tokio::test]
 async fn complaint_9_quiesce_lets_go_of_every_handle() {
     let (_daemon, _node, agent, mut session) = calm(2).await;
-    let holders = || {
-        let all = [agent.pid()].into_iter().chain(children(agent.pid()));
-        let maps = all.map(|pid| fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default());
-        maps.filter(|maps| maps.contains("libreknit_simdriver.so")).count()
-    };
+    let holders = || users_of_the_driver(agent.pid()).len();
     assert_eq!(holders(), 1);
     session.order(Order::Quiesce(Quiesce { request: 7, seconds: 60 })).await;
     let mut unknown = 0;
@@ -228,12 +219,12 @@ async fn complaint_9_quiesce_lets_go_of_every_handle() {
 async fn complaint_10_a_wait_that_fails_at_once_neither_spins_nor_condemns() {
     let (_daemon, node, agent, mut session) = calm(8).await;
     let probe = probe_of(agent.pid()).unwrap();
-    node_wide(&node, "wait_error=999");
+    node.set_node("wait_error=999");
     // Each listener has met the error by then.
     session.quiet(Duration::from_secs(2)).await;
-    let before = ticks(probe);
+    let before = cpu_ticks(probe);
     session.quiet(Duration::from_secs(3)).await;
-    let spent = ticks(probe) - before;
+    let spent = cpu_ticks(probe) - before;
     println!("the probe took {spent} ticks of 10 ms in 3 s");
     assert!(spent <= 30, "{spent} ticks in 3 s are more than a tenth of a core");
     let beat = session.heartbeat().await;
@@ -247,12 +238,4 @@ async fn complaint_10_a_wait_that_fails_at_once_neither_spins_nor_condemns() {
 fn now_ms() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     u64::try_from(now.as_millis()).unwrap()
-}
-
-/// CPU time of a process so far, in clock ticks.
-fn ticks(pid: u32) -> u64 {
-    let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).unwrap();
-    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
-    // utime and stime are fields 14 and 15; the state, first here, is field 3.
-    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }

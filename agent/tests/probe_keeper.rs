@@ -4,7 +4,7 @@
 
 mod harness;
 
-use harness::{Daemon, Node, PATIENCE, RunningAgent, Session, children, kill, probe_of, runs};
+use harness::{Daemon, Node, PATIENCE, RunningAgent, Session, kill, probe_of, runs, users_of_the_driver};
 use reknit_proto::v1;
 use reknit_proto::v1::agent_order::Order;
 use reknit_proto::v1::agent_report::Report;
@@ -43,17 +43,6 @@ impl Drop for Held {
         self.let_go = None;
         self.tracer.take().unwrap().join().unwrap();
     }
-}
-
-/// Processes of the agent, itself among them, that have the driver's library loaded.
-fn users_of_the_driver(agent: u32) -> Vec<u32> {
-    let mut all = vec![agent];
-    all.extend(children(agent));
-    all.retain(|pid| {
-        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-        maps.contains("libreknit_simdriver.so")
-    });
-    all
 }
 
 /// The answer to a request, and how long it took.

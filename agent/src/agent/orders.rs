@@ -9,7 +9,6 @@ use crate::power::Lease;
 use crate::probe::protocol::ProbeOrder;
 use crate::probe_keeper::KeeperOrder;
 use crate::requests::{Answer, Awaited};
-use crate::sight::Observability;
 use reknit_layout::GpuId;
 use reknit_proto::v1;
 use std::time::Duration;
@@ -40,7 +39,7 @@ impl Agent {
 
     /// Until something must be done by itself.
     pub(super) fn due(&self) -> impl Future<Output = ()> + use<> {
-        let power = self.power.next().filter(|_| self.blindness().is_none());
+        let power = self.power.next().filter(|_| !self.node.sight.sees_nothing());
         let times = [self.node.sight.quiesced_until(), power, self.requests.next()];
         let next = times.into_iter().flatten().min();
         let wait = next.map(|next| next.since(self.node.now()));
@@ -140,7 +139,7 @@ impl Agent {
     /// Whatever is due. A lease is written down before the limit is set, so that the default is restored whatever happens.
     pub(super) fn set_power_limits(&mut self, now: Millis) {
         // No probe could: it is done when one reads.
-        if self.blindness().is_some() {
+        if self.node.sight.sees_nothing() {
             return;
         }
         let due = self.power.due(now);
@@ -187,13 +186,7 @@ impl Agent {
 
     /// Why no GPU can be read or set now.
     fn blindness(&self) -> Option<String> {
-        match self.node.sight.observability() {
-            Observability::Blind | Observability::Quiesced => Some(self.node.sight.gaps().join("; ")),
-            Observability::Full | Observability::Degraded if self.node.gpus.is_empty() => {
-                Some("this node has no GPU".to_owned())
-            }
-            Observability::Full | Observability::Degraded => None,
-        }
+        self.node.sight.sees_nothing().then(|| self.node.sight.gaps().join("; "))
     }
 
     /// An operator's word lifts what the GPU waits for; what is wrong with it still is seen again.

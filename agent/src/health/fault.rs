@@ -15,6 +15,15 @@ pub(super) enum By {
     Risk,
 }
 
+impl By {
+    pub(super) fn rule(&self) -> Option<&str> {
+        match self {
+            Self::Rule(name) => Some(name),
+            Self::Xid(_) | Self::Risk => None,
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Fault {
     pub(super) by: By,

@@ -95,6 +95,9 @@ impl GpuHealth {
             told: Told::default(),
         };
         health.drop_unruled();
+        let held = health.durable.faults.iter().filter(|fault| fault.holds);
+        let held = held.filter_map(|fault| Some((fault.by.rule()?.to_owned(), Watch::held())));
+        health.watches = held.collect();
         let (verdict, by_xid) = health.worst();
         health.reported = verdict.unwrap_or_else(|| Verdict::healthy(""));
         health.told = health.now_true(by_xid);
@@ -196,22 +199,20 @@ impl GpuHealth {
             let graced = rule.boot_grace.is_some_and(|grace| now.since(booted_at) < grace.0);
             let hit = rule.limit.hit(seen.value) && !graced;
             let clear = rule.clear.unwrap_or(policy.gate.healthy_reads);
-            let held = self.fault(&By::Rule(name.clone())).is_some_and(|fault| fault.holds);
-            let watch = self.watches.entry(name.clone()).or_insert_with(|| Watch::held(held));
-            let holds = watch.see(now, hit, rule.when, clear);
-            disturbed |= hit && !forgiven && rule.class >= Class::Unknown;
+            let holds = self.watches.entry(name.clone()).or_default().see(now, hit, rule.when, clear);
             if forgiven {
                 if !holds {
                     self.durable.released.remove(name);
                 }
                 continue;
             }
+            disturbed |= hit && rule.class >= Class::Unknown;
             if holds {
                 if rule.signal.means_reset() {
                     self.was_reset();
                 }
                 self.rule_holds(now, name, rule, seen, hit);
-            } else if let Some(fault) = self.fault(&By::Rule(name.clone())).filter(|fault| fault.holds) {
+            } else if let Some(fault) = self.fault_of_rule(name).filter(|fault| fault.holds) {
                 fault.holds = false;
                 fault.last_seen = now;
             }
@@ -220,7 +221,6 @@ impl GpuHealth {
     }
 
     fn rule_holds(&mut self, now: Millis, name: &str, rule: &Rule, seen: &Seen, hit: bool) {
-        let by = By::Rule(name.to_owned());
         let verdict = Verdict {
             class: rule.class,
             cause: rule.cause.clone(),
@@ -233,7 +233,7 @@ impl GpuHealth {
             self.ignored = Some(verdict);
             return;
         }
-        match self.fault(&by) {
+        match self.fault_of_rule(name) {
             Some(fault) => {
                 let onset = !fault.holds;
                 fault.holds = true;
@@ -247,7 +247,7 @@ impl GpuHealth {
             }
             None => {
                 self.add(Fault {
-                    by,
+                    by: By::Rule(name.to_owned()),
                     verdict,
                     rejoin: rule.rejoin,
                     began: now,
@@ -268,6 +268,10 @@ impl GpuHealth {
 
     pub(super) fn fault(&mut self, by: &By) -> Option<&mut Fault> {
         self.durable.faults.iter_mut().find(|fault| fault.by == *by)
+    }
+
+    fn fault_of_rule(&mut self, name: &str) -> Option<&mut Fault> {
+        self.durable.faults.iter_mut().find(|fault| fault.by.rule() == Some(name))
     }
 
     pub(super) fn add(&mut self, fault: Fault) {

@@ -18,8 +18,8 @@ pub(super) struct Watch {
 
 impl Watch {
     /// A rule that held when the agent last ran holds until it is seen not to.
-    pub(super) fn held(active: bool) -> Self {
-        Self { active, ..Self::default() }
+    pub(super) fn held() -> Self {
+        Self { active: true, ..Self::default() }
     }
 
     /// Takes in one look and returns whether the rule holds.

@@ -5,7 +5,7 @@ use reknit_proto::v1;
 use reknit_proto::v1::agent_order::Order;
 use reknit_proto::v1::agent_report::Report;
 use reknit_proto::v1::agent_server::{Agent, AgentServer};
-use reknit_simdriver::state::{STATE_VARIABLE, State};
+use reknit_simdriver::state::{STATE_VARIABLE, State, Target};
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -253,6 +253,11 @@ impl Node {
         std::fs::write(&self.worker, script).unwrap();
     }
 
+    /// Changes a key of the whole node.
+    pub(crate) fn set_node(&self, change: &str) {
+        State::update(&self.driver(), |s| s.set(Target::Node, &[change.to_owned()])).unwrap();
+    }
+
     pub(crate) fn xid(&self, gpu: usize, xid: u64) {
         State::update(&self.driver(), |s| s.raise_xid(gpu, xid)).unwrap();
     }
@@ -379,4 +384,23 @@ pub(crate) fn command_line(pid: u32) -> String {
 /// The agent's probe.
 pub(crate) fn probe_of(agent: u32) -> Option<u32> {
     children(agent).into_iter().find(|child| command_line(*child).contains(" probe --nvml-library"))
+}
+
+/// Those of the agent and its children that have the driver's library loaded.
+pub(crate) fn users_of_the_driver(agent: u32) -> Vec<u32> {
+    let mut all = vec![agent];
+    all.extend(children(agent));
+    all.retain(|pid| {
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+        maps.contains("libreknit_simdriver.so")
+    });
+    all
+}
+
+/// CPU time of a process so far, in clock ticks of 10 ms.
+pub(crate) fn cpu_ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    // utime and stime are fields 14 and 15; the state, first here, is field 3.
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }

@@ -1,7 +1,7 @@
 //! NVML's events: heard at once, asked for again, and never a storm.
 
 use crate::harness::{Node, PATIENCE};
-use crate::process::{Probe, reading_of, set_node};
+use crate::process::{Probe, reading_of};
 use reknit_simdriver::state::State;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 fn a_storm_of_failing_waits_does_not_spin() {
     let node = Node::new(4);
     let probe = Probe::start(&node, 1000);
-    set_node(&node, "wait_error=999");
+    node.set_node("wait_error=999");
     let gaps: Vec<Value> = (0..4).map(|_| probe.wait_for("gap", |line| line.get("gap").cloned())).collect();
     for gap in &gaps {
         let what = gap["what"].as_str().unwrap();
@@ -22,7 +22,7 @@ fn a_storm_of_failing_waits_does_not_spin() {
     println!("{used} ticks of CPU time in 2 s");
     assert!(used <= 10, "{used} ticks in 2 s");
     assert!(said.iter().all(|line| line.get("gap").is_none()), "said once each");
-    set_node(&node, "wait_error=null");
+    node.set_node("wait_error=null");
     hears_xids_again(&node, &probe);
 }
 

@@ -1,7 +1,7 @@
 //! Calls that do not return, and a supervisor that is gone or mad.
 
 use crate::harness::{Node, PATIENCE, kill, runs};
-use crate::process::{Probe, reading_of, set_node};
+use crate::process::{Probe, reading_of};
 use serde_json::json;
 use std::io::Write;
 use std::net::Shutdown;
@@ -38,7 +38,7 @@ fn one_hung_call_is_named_and_hides_no_other_gpu() {
 fn a_driver_that_hangs_as_a_whole_silences_no_tick_and_no_refusal() {
     let node = Node::new(2);
     let mut probe = Probe::start(&node, 20);
-    set_node(&node, "hang=true");
+    node.set_node("hang=true");
     probe.wait_for("both busy", |line| {
         let busy = line["tick"]["busy"].as_array()?;
         (busy.len() == 2 && busy.iter().all(|busy| busy["ms"].as_u64() > Some(300))).then_some(())
@@ -75,7 +75,7 @@ fn garbage_is_passed_over_and_the_socket_s_end_ends_it() {
     probe.reading(&node.gpus[0]);
     probe.socket.write_all(b"\xff\xfe{{{\n\n{\"dance\":1}\n[]\n\"read_now\"\n").unwrap();
     probe.reading(&node.gpus[0]);
-    set_node(&node, "hang=true");
+    node.set_node("hang=true");
     probe.order(json!("read_now"));
     probe.wait_for("hung call", |line| {
         line["tick"]["busy"].as_array()?.iter().find(|busy| busy["ms"].as_u64() > Some(200)).cloned()

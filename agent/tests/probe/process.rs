@@ -1,7 +1,7 @@
 //! A probe, started and spoken to as its supervisor does.
 
 use crate::harness::{Node, PATIENCE, library};
-use reknit_simdriver::state::{STATE_VARIABLE, State, Target};
+use reknit_simdriver::state::STATE_VARIABLE;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
@@ -101,10 +101,7 @@ impl Probe {
 
     /// Clock ticks, of which there are 100 a second.
     pub(crate) fn cpu_ticks(&self) -> u64 {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        let (_, after_name) = stat.rsplit_once(')').unwrap();
-        let fields: Vec<&str> = after_name.split_whitespace().collect();
-        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+        crate::harness::cpu_ticks(self.child.id())
     }
 
     /// Waits for the probe's end.
@@ -130,10 +127,6 @@ impl Drop for Probe {
 pub(crate) fn reading_of(line: &Value, gpu: &str) -> Option<Value> {
     let reading = line.get("reading").filter(|reading| reading["gpu"] == gpu)?;
     Some(reading["reading"].clone())
-}
-
-pub(crate) fn set_node(node: &Node, change: &str) {
-    State::update(&node.driver(), |s| s.set(Target::Node, &[change.to_owned()])).unwrap();
 }
 
 /// A reading that was begun after the change.
