@@ -13,7 +13,7 @@ use crate::store::Store;
 use crate::tickets::Tickets;
 use orders::PlanJson;
 use reknit_engine::{Event, JobName, Refusal, State, Timeouts, step};
-use reknit_layout::{JobSpec, NodeName, WorkerKey};
+use reknit_layout::{Epoch, JobSpec, NodeName, WorkerKey};
 use reknit_proto::v1;
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -179,7 +179,7 @@ impl Coordinator {
     ) -> Result<(), Failure> {
         let Some(spec) = self.specs.get(&job) else {
             tracing::warn!(%job, %worker, "a worker of an unknown job is told to stop");
-            session.send(convert::stop(format!("this daemon knows no job {job}")));
+            session.send(convert::stop(Epoch(0), format!("this daemon knows no job {job}")));
             return Ok(());
         };
         session.send(convert::worker_welcome(spec, &self.timeouts));

@@ -109,12 +109,12 @@ impl Session {
 
     pub(crate) async fn spawn(&self, gpu: &str, incarnation: u64) {
         let worker = Some(key(gpu, incarnation));
-        self.order(Order::Spawn(v1::SpawnWorker { worker })).await;
+        self.order(Order::Spawn(v1::SpawnWorker { worker, epoch: 0 })).await;
     }
 
     pub(crate) async fn fence(&self, gpu: &str, incarnation: u64) {
         let worker = Some(key(gpu, incarnation));
-        self.order(Order::Fence(v1::FenceWorker { worker })).await;
+        self.order(Order::Fence(v1::FenceWorker { worker, epoch: 0 })).await;
     }
 
     /// From now on transitions are left unacknowledged.

@@ -5,7 +5,10 @@ use reknit_layout::{Candidate, Epoch, JobSpec, NodeName, Place, Plan, Step, Work
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The shell carries these out in order. If a `Persist` fails, nothing after it may happen: the daemon stops.
+/// The shell carries these out in order. If a `Persist` fails, nothing after it may happen: the daemon no longer leads.
+///
+/// What is ordered carries an epoch: the one it is about, or for a process's start and end the job's highest when the
+/// order was given (0: the job is not known).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Command {
     /// Store the record durably before the next command.
@@ -16,12 +19,14 @@ pub enum Command {
         node: NodeName,
         job: JobName,
         worker: WorkerKey,
+        epoch: Epoch,
     },
     /// Kill and confirm; answered by `Event::WorkerExited`.
     Fence {
         node: NodeName,
         job: JobName,
         worker: WorkerKey,
+        epoch: Epoch,
     },
 
     CloseEpoch {
@@ -53,6 +58,7 @@ pub enum Command {
     Stop {
         job: JobName,
         worker: WorkerKey,
+        epoch: Epoch,
         reason: String,
     },
 

@@ -5,7 +5,7 @@ use crate::job::Job;
 use crate::job::commit::CommittedStep;
 use crate::state::{Ctx, State};
 use crate::{Command, Event, GpuReport, Incident, JobName, JobRecord, NodeLink, Phase, Time, Timeouts};
-use reknit_layout::{GpuId, JobSpec, NodeName, WorkerKey};
+use reknit_layout::{Epoch, GpuId, JobSpec, NodeName, WorkerKey};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Takes in one event, seen at `now`, and returns what is to be done, in order.
@@ -199,7 +199,8 @@ impl Engine<'_> {
                 true
             });
             if known != Some(true) {
-                self.out.push(Command::Fence { node: node.clone(), job: name, worker: key });
+                let (node, epoch) = (node.clone(), self.last_epoch(&name));
+                self.out.push(Command::Fence { node, job: name, worker: key, epoch });
             }
         }
         // Last, when every worker on them is known.
@@ -229,12 +230,19 @@ impl Engine<'_> {
 
     /// A worker that belongs to nothing: told to leave, and killed.
     fn end_zombie(&mut self, node: NodeName, job: JobName, worker: WorkerKey) {
+        let epoch = self.last_epoch(&job);
         self.out.push(Command::Stop {
             job: job.clone(),
             worker: worker.clone(),
+            epoch,
             reason: "the daemon does not know this worker".to_owned(),
         });
-        self.out.push(Command::Fence { node, job, worker });
+        self.out.push(Command::Fence { node, job, worker, epoch });
+    }
+
+    /// 0 when there is no such job.
+    fn last_epoch(&self, job: &JobName) -> Epoch {
+        self.jobs.get(job).map_or(Epoch(0), |job| job.record.last_epoch)
     }
 
     fn submit(&mut self, spec: JobSpec) {

@@ -314,14 +314,14 @@ pub fn agent_welcome(timeouts: &Timeouts) -> v1::AgentOrder {
     }))
 }
 
-pub fn spawn(job: &JobName, worker: &WorkerKey) -> v1::AgentOrder {
+pub fn spawn(job: &JobName, worker: &WorkerKey, epoch: Epoch) -> v1::AgentOrder {
     let worker = Some(key(job, worker));
-    to_agent(v1::agent_order::Order::Spawn(v1::SpawnWorker { worker }))
+    to_agent(v1::agent_order::Order::Spawn(v1::SpawnWorker { worker, epoch: epoch.0 }))
 }
 
-pub fn fence(job: &JobName, worker: &WorkerKey) -> v1::AgentOrder {
+pub fn fence(job: &JobName, worker: &WorkerKey, epoch: Epoch) -> v1::AgentOrder {
     let worker = Some(key(job, worker));
-    to_agent(v1::agent_order::Order::Fence(v1::FenceWorker { worker }))
+    to_agent(v1::agent_order::Order::Fence(v1::FenceWorker { worker, epoch: epoch.0 }))
 }
 
 pub fn health_ack(sequence: u64) -> v1::AgentOrder {
@@ -384,6 +384,6 @@ pub fn resume(epoch: Epoch) -> v1::WorkerOrder {
     to_worker(v1::worker_order::Order::Resume(v1::Resume { epoch: epoch.0 }))
 }
 
-pub fn stop(reason: String) -> v1::WorkerOrder {
-    to_worker(v1::worker_order::Order::Stop(v1::Stop { reason }))
+pub fn stop(epoch: Epoch, reason: String) -> v1::WorkerOrder {
+    to_worker(v1::worker_order::Order::Stop(v1::Stop { reason, epoch: epoch.0 }))
 }

@@ -42,8 +42,12 @@ impl Coordinator {
                 stored.map_err(Failure::Persist)?;
                 Ok(None)
             }
-            Command::Spawn { node, job, worker } => Ok(self.order_agent(node, convert::spawn(&job, &worker))),
-            Command::Fence { node, job, worker } => Ok(self.order_agent(node, convert::fence(&job, &worker))),
+            Command::Spawn { node, job, worker, epoch } => {
+                Ok(self.order_agent(node, convert::spawn(&job, &worker, epoch)))
+            }
+            Command::Fence { node, job, worker, epoch } => {
+                Ok(self.order_agent(node, convert::fence(&job, &worker, epoch)))
+            }
             Command::CloseEpoch { job, worker, epoch, reason } => {
                 Ok(self.order_worker(job, worker, convert::close_epoch(epoch, reason)))
             }
@@ -56,8 +60,8 @@ impl Coordinator {
             Command::Resume { job, worker, epoch } => {
                 Ok(self.order_worker(job, worker, convert::resume(epoch)))
             }
-            Command::Stop { job, worker, reason } => {
-                Ok(self.order_worker(job, worker, convert::stop(reason)))
+            Command::Stop { job, worker, epoch, reason } => {
+                Ok(self.order_worker(job, worker, convert::stop(epoch, reason)))
             }
             Command::Plan { job, epoch, spec, workers, fresh } => {
                 let work = move || {

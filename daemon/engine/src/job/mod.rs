@@ -283,6 +283,7 @@ impl Job {
             node: worker.node.clone(),
             job: self.record.name.clone(),
             worker: key.clone(),
+            epoch: self.record.last_epoch,
         });
     }
 
@@ -299,6 +300,7 @@ impl Job {
                 ctx.out.push(Command::Stop {
                     job: self.record.name.clone(),
                     worker: key.clone(),
+                    epoch: self.record.last_epoch,
                     reason: reason.to_owned(),
                 });
             }

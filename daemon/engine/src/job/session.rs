@@ -113,7 +113,8 @@ impl Job {
         let ended: Vec<_> =
             away.into_iter().filter(|(_, worker)| !worker.session).map(|(key, _)| key.clone()).collect();
         for worker in again {
-            ctx.out.push(Command::Fence { node: node.clone(), job: self.record.name.clone(), worker });
+            let (node, job, epoch) = (node.clone(), self.record.name.clone(), self.record.last_epoch);
+            ctx.out.push(Command::Fence { node, job, worker, epoch });
         }
         for key in ended {
             let sighting = Sighting {
@@ -130,6 +131,7 @@ impl Job {
         ctx.out.push(Command::Stop {
             job: self.record.name.clone(),
             worker: key.clone(),
+            epoch: self.record.last_epoch,
             reason: "it has no place any more".to_owned(),
         });
     }

@@ -109,10 +109,11 @@ impl Job {
         self.persist(ctx);
         for (incarnation, (gpu, node)) in (first..).zip(due) {
             let key = WorkerKey { gpu, incarnation: reknit_layout::Incarnation(incarnation) };
-            let mut worker = Worker::new(node.clone(), ctx.now);
-            worker.joined_by = Some(ctx.now.after(ctx.timeouts.start()));
-            ctx.out.push(Command::Spawn { node, job: self.record.name.clone(), worker: key.clone() });
-            self.workers.insert(key, worker);
+            let mut started = Worker::new(node.clone(), ctx.now);
+            started.joined_by = Some(ctx.now.after(ctx.timeouts.start()));
+            let (job, worker, epoch) = (self.record.name.clone(), key.clone(), self.record.last_epoch);
+            ctx.out.push(Command::Spawn { node, job, worker, epoch });
+            self.workers.insert(key, started);
         }
     }
 
