@@ -1,7 +1,8 @@
 //! The nodes and their GPUs, as agents and operators speak of them.
 
 use crate::{GpuReport, HealthClass, NodeLink, Time, Timeouts};
-use reknit_layout::{GpuId, NodeName};
+use reknit_layout::topology::{Domain, Node as Machine};
+use reknit_layout::{DomainName, GpuId, NodeName, Topology};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Clone, Default)]
@@ -9,6 +10,8 @@ pub(crate) struct Cluster {
     pub(crate) nodes: BTreeMap<NodeName, Node>,
     /// Taken out by an operator.
     pub(crate) drained: BTreeSet<GpuId>,
+    /// As an operator describes it, with the GPUs' nominal names.
+    pub(crate) described: Topology,
 }
 
 #[derive(Debug, Clone)]
@@ -93,6 +96,35 @@ fn fit(health: HealthClass) -> bool {
 }
 
 impl Cluster {
+    /// The domains as described, with the GPUs that agents report on their nodes. A node that is in none is a domain of its
+    /// own.
+    pub(crate) fn topology(&self) -> Topology {
+        let machine = |name: &NodeName| {
+            let node = self.nodes.get(name)?;
+            let mut gpus: Vec<_> = node.gpus.iter().map(|(gpu, found)| (found.index, gpu.clone())).collect();
+            gpus.sort();
+            Some(Machine { name: name.clone(), gpus: gpus.into_iter().map(|(_, gpu)| gpu).collect() })
+        };
+        let described = self.described.domains().iter();
+        let mut domains: Vec<Domain> = described
+            .map(|domain| Domain {
+                name: domain.name.clone(),
+                nodes: domain.nodes.iter().filter_map(|node| machine(&node.name)).collect(),
+                power_budget: domain.power_budget,
+            })
+            .collect();
+        let known: BTreeSet<&NodeName> =
+            self.described.domains().iter().flat_map(|domain| &domain.nodes).map(|node| &node.name).collect();
+        domains.extend(self.nodes.keys().filter(|name| !known.contains(name)).map(|name| Domain {
+            name: DomainName(name.0.clone()),
+            nodes: machine(name).into_iter().collect(),
+            power_budget: None,
+        }));
+        let mut topology = Topology::new(domains, self.described.gpu_memory);
+        topology.power_limit = self.described.power_limit;
+        topology
+    }
+
     pub(crate) fn gpu(&self, gpu: &GpuId) -> Option<(&NodeName, &Node, &Gpu)> {
         self.nodes.iter().find_map(|(name, node)| node.gpus.get(gpu).map(|found| (name, node, found)))
     }

@@ -1,7 +1,7 @@
 //! What the engine wants done.
 
 use crate::{Endpoint, Incident, JobName, JobRecord, Phase, StepVote};
-use reknit_layout::{Candidate, Epoch, JobSpec, NodeName, Place, Plan, Step, WorkerKey};
+use reknit_layout::{Candidate, Epoch, JobSpec, NodeName, Place, Plan, Step, Topology, WorkerKey};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -68,6 +68,7 @@ pub enum Command {
         epoch: Epoch,
         spec: Arc<JobSpec>,
         workers: BTreeMap<WorkerKey, Candidate>,
+        topology: Arc<Topology>,
         fresh: bool,
     },
 

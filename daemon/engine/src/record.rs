@@ -26,6 +26,9 @@ pub struct JobRecord {
     /// Which GPU fills which nominal place. Assigned once, when enough healthy GPUs are known.
     #[serde(default)]
     pub places: BTreeMap<Place, GpuId>,
+    /// The GPUs that had the places where spares sit now.
+    #[serde(default)]
+    pub replaced: BTreeMap<Place, GpuId>,
 }
 
 impl JobRecord {
@@ -43,6 +46,7 @@ impl JobRecord {
             drained: BTreeSet::new(),
             last_incident: 0,
             places: BTreeMap::new(),
+            replaced: BTreeMap::new(),
         }
     }
 }

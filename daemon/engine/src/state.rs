@@ -3,6 +3,7 @@
 use crate::cluster::{Cluster, Node};
 use crate::job::Job;
 use crate::{Command, JobName, Notice, Time, Timeouts};
+use reknit_layout::Topology;
 use std::collections::BTreeMap;
 
 /// The cluster and the jobs on it. Changed by [`crate::step()`] only.
@@ -16,6 +17,13 @@ pub struct State {
 impl State {
     pub fn new(timeouts: Timeouts) -> Self {
         Self { timeouts, cluster: Cluster::default(), jobs: BTreeMap::new() }
+    }
+
+    /// Where the cluster's GPUs are, as an operator describes it. Without it each node is a domain.
+    #[must_use]
+    pub fn with_topology(mut self, topology: Topology) -> Self {
+        self.cluster.described = topology;
+        self
     }
 
     /// When the shell must send `Event::Tick`, if nothing else happens before.

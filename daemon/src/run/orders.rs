@@ -6,7 +6,7 @@ use crate::input::Input;
 use crate::rpc::convert;
 use crate::sessions::{Peer, Sent};
 use reknit_engine::{Command, Event, JobName, Notice, Participant, StepVote};
-use reknit_layout::{Epoch, NodeName, Plan, PlanRequest, Step, Topology, WorkerKey};
+use reknit_layout::{Epoch, NodeName, Plan, PlanRequest, Step, WorkerKey};
 use reknit_proto::v1;
 use std::sync::Arc;
 
@@ -63,11 +63,11 @@ impl Coordinator {
             Command::Stop { job, worker, epoch, reason } => {
                 Ok(self.order_worker(job, worker, convert::stop(epoch, reason)))
             }
-            Command::Plan { job, epoch, spec, workers, fresh } => {
+            Command::Plan { job, epoch, spec, workers, topology, fresh } => {
                 let work = move || {
                     reknit_layout::plan(&PlanRequest {
                         job: &spec,
-                        topology: &Topology::default(),
+                        topology: &topology,
                         epoch,
                         workers: &workers,
                         fresh,

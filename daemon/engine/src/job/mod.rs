@@ -21,6 +21,7 @@ pub(crate) mod rebuild;
 pub(crate) mod recover;
 pub(crate) mod rejoin;
 pub(crate) mod session;
+pub(crate) mod spares;
 pub(crate) mod start;
 pub(crate) mod worker;
 
@@ -165,6 +166,7 @@ impl Job {
                 break;
             }
         }
+        self.take_spares(ctx, taken);
         self.start_missing(ctx);
     }
 
@@ -201,7 +203,12 @@ impl Job {
 
     pub(crate) fn place_of_gpu(&self, gpu: &GpuId) -> Option<Place> {
         let mut places = self.record.places.iter();
-        places.find(|(_, g)| *g == gpu).map(|(place, _)| *place)
+        // A member whose place a spare shall take still has it.
+        let member = || {
+            let mut members = self.record.layout.iter().flat_map(|layout| layout.members());
+            members.find(|(_, member)| member.worker.gpu == *gpu).map(|(place, _)| place)
+        };
+        places.find(|(_, g)| *g == gpu).map(|(place, _)| *place).or_else(member)
     }
 
     /// "worker 0.0.1", for people.

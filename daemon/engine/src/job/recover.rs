@@ -256,6 +256,7 @@ impl Job {
             epoch,
             spec: self.spec.clone(),
             workers: reknit_layout::candidates(members, held.holdings),
+            topology: Arc::new(ctx.cluster.topology()),
             fresh,
         });
     }

@@ -8,7 +8,8 @@ use crate::{Command, Phase, Time, Timeouts};
 use reknit_layout::{GpuId, NodeName, Place, WorkerKey};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Gives every nominal place a GPU: each group inside one node, nodes in name order, GPUs by index.
+/// Gives every nominal place a GPU: each group inside one domain, domains as described, then other nodes in name
+/// order, GPUs by index.
 ///
 /// # Errors
 /// Says what is missing, for operators.
@@ -21,23 +22,17 @@ fn nominal_places(
     let tensor = parallel.tensor as usize;
     let mut groups: Vec<Vec<GpuId>> = Vec::new();
     let mut free = 0;
-    for node in cluster.nodes.values() {
-        let mut gpus: Vec<_> = node
-            .gpus
-            .iter()
-            .filter(|(gpu, _)| cluster.may_start(gpu).is_some() && !taken.contains(gpu))
-            .map(|(gpu, found)| (found.index, gpu.clone()))
-            .collect();
-        gpus.sort();
+    for domain in cluster.topology().domains() {
+        let well = domain.gpus().filter(|gpu| cluster.may_start(gpu).is_some() && !taken.contains(*gpu));
+        let gpus: Vec<GpuId> = well.cloned().collect();
         free += gpus.len();
-        let whole = gpus.chunks_exact(tensor.max(1));
-        groups.extend(whole.map(|group| group.iter().map(|(_, gpu)| gpu.clone()).collect()));
+        groups.extend(gpus.chunks_exact(tensor.max(1)).map(<[GpuId]>::to_vec));
     }
     let needed = (parallel.data * parallel.pipeline) as usize;
     if groups.len() < needed {
         let found = groups.len();
         return Err(format!(
-            "needs {needed} groups of {tensor} healthy GPUs, each inside one node; the connected agents offer \
+            "needs {needed} groups of {tensor} healthy GPUs, each inside one domain; the connected agents offer \
              {found} ({free} free healthy GPUs): start more agents or wait for GPUs to become free"
         ));
     }

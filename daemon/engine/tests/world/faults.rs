@@ -74,7 +74,7 @@ impl World {
 
     /// The daemon's process is replaced: it knows what it stored, and everyone connects again.
     pub fn restart_daemon(&mut self) {
-        self.state = State::new(self.timeouts);
+        self.state = State::new(self.timeouts).with_topology(self.topology.clone());
         self.checks.daemon_restarted();
         self.sessions.clear();
         self.queue.retain(|_, what| !matches!(what, Happening::Planned(_)));

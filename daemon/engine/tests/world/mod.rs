@@ -77,6 +77,8 @@ pub enum Link {
 pub struct World {
     pub state: State,
     pub timeouts: Timeouts,
+    /// As the daemon is configured.
+    pub topology: Topology,
     pub now: Time,
     pub random: Random,
     /// The longest delay of a message, in microseconds; the shortest is a tenth of it.
@@ -168,10 +170,18 @@ impl World {
 
     pub fn with_spec(seed: u64, spec: JobSpec) -> Self {
         let tensor = spec.parallel.tensor;
+        let mut world = Self::cluster(seed, &[tensor, tensor], Topology::default());
+        world.tell(Event::Submit { spec: Box::new(spec) });
+        world
+    }
+
+    /// Agents without a job: a node for each number of GPUs.
+    pub fn cluster(seed: u64, nodes: &[u32], topology: Topology) -> Self {
         let timeouts = TIMEOUTS;
         timeouts.validate().expect("the ladder");
         let mut world = Self {
-            state: State::new(timeouts),
+            state: State::new(timeouts).with_topology(topology.clone()),
+            topology,
             timeouts,
             now: Time(1_000_000),
             random: Random(seed),
@@ -194,8 +204,8 @@ impl World {
             lie_about_digests: false,
             gpu_memory: None,
         };
-        for n in 0..2 {
-            let gpus = (0..tensor).map(|index| GpuReport {
+        for (n, gpus) in (0..).zip(nodes) {
+            let gpus = (0..*gpus).map(|index| GpuReport {
                 gpu: gpu(n, index),
                 index,
                 name: "model".to_owned(),
@@ -210,7 +220,6 @@ impl World {
         }
         world.at(100 * MS, Happening::Heartbeat);
         world.tell(Event::Started { jobs: Vec::new(), incidents: Vec::new() });
-        world.tell(Event::Submit { spec: Box::new(spec) });
         world
     }
 
@@ -292,8 +301,10 @@ impl World {
                 self.incidents.insert(incident.id, (**incident).clone());
                 return;
             }
-            Command::Plan { job, epoch, spec, workers, fresh } => {
-                let (topology, epoch, fresh) = (&Topology::new(Vec::new(), self.gpu_memory), *epoch, *fresh);
+            Command::Plan { job, epoch, spec, workers, topology, fresh } => {
+                let mut topology = Topology::clone(topology);
+                topology.gpu_memory = self.gpu_memory;
+                let (topology, epoch, fresh) = (&topology, *epoch, *fresh);
                 let result = plan(&PlanRequest { job: spec, topology, epoch, workers, fresh });
                 let event = Event::Planned { job: job.clone(), epoch, result };
                 let wait = self.some_delay();

@@ -1,0 +1,134 @@
+//! Free GPUs take the places of GPUs that are gone.
+//!
+//! The job goes on unevenly first, with those that are left; a spare's worker then starts in the background and is knitted
+//! in like a GPU that returned. Where it fills the place a group lives on inside its domain, so a group moves to another
+//! domain only when none of its GPUs is left.
+
+use super::{Job, Stage};
+use crate::cluster::Cluster;
+use crate::state::Ctx;
+use crate::{Command, NodeLink};
+use reknit_layout::{GpuId, Place, Topology};
+use std::collections::{BTreeMap, BTreeSet};
+
+impl Job {
+    /// Seats free GPUs at the places whose GPU is gone, as many as `recovery.spares` allows. `taken`: GPUs of other jobs.
+    pub(crate) fn take_spares(&mut self, ctx: &mut Ctx<'_>, taken: &BTreeSet<GpuId>) {
+        match &self.stage {
+            Stage::Starting { .. } | Stage::Running { .. } | Stage::Waiting { .. } => {}
+            // A new seat would only disturb a change under way, or nothing more shall start.
+            Stage::Pending
+            | Stage::Closing(_)
+            | Stage::Planning(_)
+            | Stage::Preparing(_)
+            | Stage::Draining { .. }
+            | Stage::Ended
+            | Stage::Rebuilding { .. } => return,
+        }
+        if self.spec.recovery.spares == 0 {
+            return;
+        }
+        let places = self.record.places.iter();
+        let gone = places.filter(|(_, gpu)| self.is_gone(ctx.cluster, gpu)).map(|(place, _)| *place);
+        let gone: BTreeSet<Place> = gone.collect();
+        if gone.is_empty() {
+            return;
+        }
+        let seated: BTreeSet<&GpuId> = self.record.places.values().collect();
+        let free = |gpu: &GpuId| {
+            ctx.cluster.may_start(gpu).is_some() && !taken.contains(gpu) && !seated.contains(gpu)
+        };
+        let offer = self.offer(&ctx.cluster.topology(), &gone, free);
+        if offer.is_empty() {
+            return;
+        }
+        for (place, spare) in offer {
+            let Some(before) = self.record.places.insert(place, spare.clone()) else { continue };
+            ctx.later.push(Command::Announce(format!(
+                "job {}: spare GPU {spare} takes place {place}, where GPU {before} is gone",
+                self.record.name
+            )));
+            let nominal = self.record.replaced.entry(place).or_insert(before);
+            if *nominal == spare {
+                self.record.replaced.remove(&place);
+            }
+        }
+        self.persist(ctx);
+    }
+
+    /// Nothing is to be expected of the GPU for long: out of order, taken out, or on a node whose lease has ended. One
+    /// that only lost its worker is not gone.
+    fn is_gone(&self, cluster: &Cluster, gpu: &GpuId) -> bool {
+        let lost_with_node = match cluster.gpu(gpu).map(|(_, node, _)| node.link) {
+            Some(NodeLink::Gone { .. }) => self.worker_on(gpu).is_none(),
+            Some(NodeLink::Connected { .. } | NodeLink::Silent { .. }) | None => false,
+        };
+        lost_with_node || !cluster.may_train(gpu)
+    }
+
+    fn offer(
+        &self,
+        topology: &Topology,
+        gone: &BTreeSet<Place>,
+        free: impl Fn(&GpuId) -> bool,
+    ) -> BTreeMap<Place, GpuId> {
+        let most = self.spec.recovery.spares as usize;
+        let mut offer = BTreeMap::new();
+        // A place whose spare is gone itself is replaced without a further one.
+        let mut left = most.saturating_sub(self.record.replaced.len());
+        let mut groups: BTreeMap<_, Vec<Place>> = BTreeMap::new();
+        for place in gone {
+            groups.entry((place.replica, place.stage)).or_default().push(*place);
+        }
+        let mut used = BTreeSet::new();
+        for ((replica, stage), lost) in groups {
+            let members = self.record.places.iter();
+            let members: Vec<_> =
+                members.filter(|(place, _)| (place.replica, place.stage) == (replica, stage)).collect();
+            let whole = lost.len() == members.len();
+            let living = members.iter().filter(|(place, _)| whole || !gone.contains(*place));
+            let home = living.filter_map(|(_, gpu)| topology.domain_of(gpu)).next();
+            let others = (0..topology.domains().len()).filter(|domain| whole && Some(*domain) != home);
+            for domain in home.into_iter().chain(others) {
+                let gpus = topology.domains()[domain].gpus();
+                let free: Vec<&GpuId> = gpus.filter(|gpu| free(gpu) && !used.contains(*gpu)).collect();
+                // A whole group moves as one; elsewhere every place that is filled is a gain.
+                if Some(domain) != home && free.len() < lost.len() {
+                    continue;
+                }
+                let seats = self.fill(&lost, &free, left);
+                if Some(domain) != home && seats.len() < lost.len() {
+                    continue;
+                }
+                if !seats.is_empty() {
+                    left -= seats.iter().filter(|(place, gpu)| self.costs_a_spare(**place, gpu)).count();
+                    used.extend(seats.values().cloned());
+                    offer.extend(seats);
+                    break;
+                }
+            }
+        }
+        offer
+    }
+
+    /// The nominal GPU first, then any free one.
+    fn fill(&self, lost: &[Place], free: &[&GpuId], mut left: usize) -> BTreeMap<Place, GpuId> {
+        let mut seats = BTreeMap::new();
+        let mut free: BTreeSet<&GpuId> = free.iter().copied().collect();
+        for place in lost {
+            let nominal = self.record.replaced.get(place).filter(|gpu| free.contains(gpu));
+            let Some(gpu) = nominal.or_else(|| free.first().copied()).cloned() else { continue };
+            if self.costs_a_spare(*place, &gpu) {
+                let Some(fewer) = left.checked_sub(1) else { continue };
+                left = fewer;
+            }
+            free.remove(&gpu);
+            seats.insert(*place, gpu);
+        }
+        seats
+    }
+
+    fn costs_a_spare(&self, place: Place, gpu: &GpuId) -> bool {
+        !self.record.replaced.contains_key(&place) && self.record.places.get(&place) != Some(gpu)
+    }
+}
