@@ -23,6 +23,8 @@ pub struct Config {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready_file: Option<PathBuf>,
     pub etcd: EtcdConfig,
+    /// Written by [`Timeouts::explained`].
+    #[serde(skip_serializing)]
     pub timeouts: Timeouts,
 }
 
@@ -149,9 +151,10 @@ impl Config {
         ladder.map_err(|problem| ConfigError::new("timeouts", problem))
     }
 
-    /// As a configuration file.
+    /// As a configuration file, with the reason of every timeout.
     pub fn to_toml(&self) -> Result<String, ConfigError> {
-        toml::to_string(self).map_err(|error| ConfigError::new("--print-config", error))
+        let text = toml::to_string(self).map_err(|error| ConfigError::new("--print-config", error))?;
+        Ok(format!("{text}\n{}", self.timeouts.explained()))
     }
 }
 

@@ -123,6 +123,114 @@ impl Timeouts {
         doubled.min(Duration::from_secs(60).max(self.rejoin_hold()))
     }
 
+    /// Every derived value, in the order of [`Self::validate`], then the others.
+    pub fn rungs(&self) -> Vec<Rung> {
+        let rung = |name, value, formula, reason| Rung { name, value, formula, reason };
+        vec![
+            rung(
+                "progress",
+                self.progress(),
+                "operation / 20, 20 ms to 1 s",
+                "how often a training worker reports: one or two late reports mean nothing",
+            ),
+            rung(
+                "suspicion",
+                self.suspicion(),
+                "operation x 1.25",
+                "a member without progress is suspected: after the plane, which knows which peer is missing",
+            ),
+            rung(
+                "pause",
+                self.pause(),
+                "suspicion",
+                "members asked to pause reach a step boundary, or the planned change becomes a loss",
+            ),
+            rung(
+                "quiesce",
+                self.quiesce(),
+                "operation x 1.5",
+                "a member told to stop answers or exits, or is killed: after the suspicion, so that a slow one had its chance",
+            ),
+            rung(
+                "fence",
+                self.fence(),
+                "operation x 2",
+                "a kill that is not confirmed counts as done: after the quiesce, when a worker has stopped by itself",
+            ),
+            rung(
+                "lease",
+                self.lease(),
+                "operation x 2",
+                "an agent that is away for longer loses its workers without a session: not before its fences are over",
+            ),
+            rung(
+                "silence",
+                self.silence(),
+                "lease / 2, at most 1 s",
+                "when people are told of a silent agent",
+            ),
+            rung(
+                "heartbeat",
+                self.heartbeat(),
+                "lease / 10",
+                "how often an agent speaks: ten fit into its lease",
+            ),
+            rung(
+                "join",
+                self.join(),
+                "operation",
+                "the members of a new epoch find each other: all are told at the same time",
+            ),
+            rung(
+                "ready",
+                self.ready(),
+                "join + operation x 5",
+                "prepare to ready: joining, and fetching what is missing, which takes a new member of a large model longest",
+            ),
+            rung("stop", self.stop(), "operation", "stop to exit: the operation in hand ends first"),
+            rung(
+                "settled",
+                self.settled(),
+                "rejoin_hold x 20",
+                "a member for so long has lasted: its next loss does not double its hold",
+            ),
+        ]
+    }
+
+    /// As a table of a configuration file: the base values, each with its reason, and what is derived from them.
+    pub fn explained(&self) -> String {
+        let mut text = "[timeouts]\n".to_owned();
+        for (name, value, reason) in [
+            (
+                "operation_ms",
+                self.operation_ms,
+                "a collective that takes longer is stuck: longer than the longest step",
+            ),
+            (
+                "rejoin_hold_ms",
+                self.rejoin_hold_ms,
+                "a GPU that may rejoin waits before its worker is started again, so that one that flaps disturbs less; doubles with each relapse, up to a minute",
+            ),
+            (
+                "start_ms",
+                self.start_ms,
+                "a started worker opens its session within this: it reads the data and allocates first",
+            ),
+            (
+                "rebuild_ms",
+                self.rebuild_ms,
+                "a new daemon waits for reports before it declares anything lost: longer than the pauses between attempts to reconnect",
+            ),
+        ] {
+            text += &format!("# {reason}\n{name} = {value}\n");
+        }
+        text += "# Derived:\n";
+        for Rung { name, value, formula, reason } in self.rungs() {
+            text += &format!("#   {name:<10} {:>7} ms = {formula}: {reason}\n", value.as_millis());
+        }
+        text
+    }
+
     /// Checks the ladder: operation < suspicion < quiesce < fence <= lease, and progress well below suspicion.
     ///
     /// # Errors
@@ -166,9 +274,41 @@ impl Timeouts {
     }
 }
 
+/// One derived value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rung {
+    pub name: &'static str,
+    pub value: Duration,
+    /// How it follows from the base values.
+    pub formula: &'static str,
+    pub reason: &'static str,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_value_is_explained() {
+        let text = Timeouts { operation_ms: 4_000, ..Timeouts::default() }.explained();
+        assert!(text.contains("\noperation_ms = 4000\n"), "{text}");
+        assert!(text.contains("fence         8000 ms = operation x 2: "), "{text}");
+        assert_eq!(Timeouts { operation_ms: 4_000, ..Timeouts::default() }, read_back(&text));
+    }
+
+    /// The base values of a table, by name.
+    fn read_back(text: &str) -> Timeouts {
+        let number = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name} = ")));
+            line.and_then(|value| value.parse().ok()).expect(name)
+        };
+        Timeouts {
+            operation_ms: number("operation_ms"),
+            rejoin_hold_ms: number("rejoin_hold_ms"),
+            start_ms: number("start_ms"),
+            rebuild_ms: number("rebuild_ms"),
+        }
+    }
 
     #[test]
     fn the_default_ladder_holds_and_a_broken_one_is_refused() {
