@@ -59,6 +59,7 @@ pub enum Request {
     Submit(Box<JobSpec>, Reply<Result<Option<JobView>, Refusal>>),
     GetJob(JobName, Reply<Option<JobView>>),
     ListJobs(Reply<Vec<JobView>>),
+    RebalanceJob(JobName, Reply<Result<Option<JobView>, Refusal>>),
     StopJob(JobName, Reply<Result<Option<JobView>, Refusal>>),
     ListNodes(Reply<Vec<v1::Node>>),
     DrainGpu(GpuId, Reply<Result<(), Refusal>>),

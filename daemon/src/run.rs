@@ -230,6 +230,16 @@ impl Coordinator {
                 };
                 let _ = reply.send(answer);
             }
+            Request::RebalanceJob(job, reply) => {
+                let answer = match self.state.refuse_rebalance(&job) {
+                    Some(refusal) => Err(refusal),
+                    None => {
+                        self.feed(Event::Rebalance { job: job.clone() }).await?;
+                        Ok(self.state.job(&job))
+                    }
+                };
+                let _ = reply.send(answer);
+            }
             Request::StopJob(job, reply) => {
                 let answer = match self.state.refuse_stop(&job) {
                     Some(refusal) => Err(refusal),

@@ -132,6 +132,10 @@ pub enum Event {
     StopJob {
         job: JobName,
     },
+    /// Makes a new layout of the members that are there, at a step boundary.
+    Rebalance {
+        job: JobName,
+    },
     DrainGpu {
         gpu: GpuId,
     },

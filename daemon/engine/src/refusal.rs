@@ -47,6 +47,18 @@ impl State {
         }
     }
 
+    pub fn refuse_rebalance(&self, name: &JobName) -> Option<Refusal> {
+        let Some(job) = self.jobs.get(name) else {
+            return Some(Refusal::NotFound(format!("no job `{name}`: see the list of jobs")));
+        };
+        let phase = job.record.phase;
+        (!job.may_change()).then(|| {
+            Refusal::FailedPrecondition(format!(
+                "job `{name}` is in a change or does not train ({phase:?}): try again when it is running"
+            ))
+        })
+    }
+
     pub fn refuse_drain(&self, gpu: &GpuId) -> Option<Refusal> {
         if self.cluster.gpu(gpu).is_none() {
             return Some(unknown(gpu));

@@ -156,6 +156,9 @@ impl Engine<'_> {
             Event::StopJob { job } => {
                 self.on(&job, |job, ctx| job.stop(ctx));
             }
+            Event::Rebalance { job } => {
+                self.on(&job, |job, ctx| job.rebalance(ctx));
+            }
             Event::DrainGpu { gpu } => {
                 self.cluster.drained.insert(gpu);
                 self.store_drained();

@@ -12,6 +12,23 @@ fn orders(world: &World, verb: &str) -> usize {
 }
 
 #[test]
+fn a_rebalance_is_a_planned_change_that_costs_no_step() {
+    let mut world = running(2);
+    assert_eq!(world.state.refuse_rebalance(&job_name()), None);
+    let before = world.view().epoch;
+    world.tell(Event::Rebalance { job: job_name() });
+    let again = world.state.refuse_rebalance(&job_name());
+    assert!(matches!(again, Some(Refusal::FailedPrecondition(_))), "{again:?}");
+    world.run_until("a new epoch", |world| world.view().epoch > before);
+    run_until_degrees(&mut world, &[2, 2]);
+    let all = world.state.incidents(&job_name());
+    assert_eq!(all.len(), 1);
+    assert_eq!((all[0].kind, all[0].signal.as_str()), (IncidentKind::Planned, "rebalance"));
+    assert_eq!((all[0].steps_lost, all[0].bytes_moved), (0, 0));
+    assert_no_gap(&world);
+}
+
+#[test]
 fn a_replica_that_stays_too_small_does_not_disturb_the_others() {
     let mut strict = spec(2, 1_000);
     strict.parallel.min_tensor = 2;

@@ -92,6 +92,17 @@ impl v1::admin_server::Admin for Admin {
         Ok(Response::new(v1::ListJobsResponse { jobs }))
     }
 
+    async fn rebalance_job(
+        &self,
+        request: Request<v1::RebalanceJobRequest>,
+    ) -> Result<Response<v1::Job>, Status> {
+        let name = request.into_inner().name;
+        let job_name = JobName(name.clone());
+        let answer = self.ask(|reply| Ask::RebalanceJob(job_name, reply)).await?;
+        let missing = || no_job(&name);
+        job(&name, answer.map_err(|refusal| refused_or(refusal, missing))?)
+    }
+
     async fn stop_job(&self, request: Request<v1::StopJobRequest>) -> Result<Response<v1::Job>, Status> {
         let name = request.into_inner().name;
         let job_name = JobName(name.clone());

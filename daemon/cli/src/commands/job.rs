@@ -6,7 +6,9 @@ use crate::output::print_lines;
 use crate::table::Table;
 use crate::{Format, Remote, files, tell};
 use reknit_layout::{JobSpec, Layout};
-use reknit_proto::v1::{GetJobRequest, Job, ListJobsRequest, StopJobRequest, SubmitJobRequest};
+use reknit_proto::v1::{
+    GetJobRequest, Job, ListJobsRequest, RebalanceJobRequest, StopJobRequest, SubmitJobRequest,
+};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -25,6 +27,12 @@ pub(crate) enum JobCommand {
     },
     /// One job with its workers.
     Show {
+        name: String,
+        #[command(flatten)]
+        remote: Remote,
+    },
+    /// Share the work of a running job anew among its members, at a step boundary.
+    Rebalance {
         name: String,
         #[command(flatten)]
         remote: Remote,
@@ -60,6 +68,11 @@ pub(crate) async fn run(command: JobCommand) -> Result<(), Failure> {
         JobCommand::Show { name, remote } => {
             let request = GetJobRequest { name };
             let answer = connect(&remote.daemon).await?.get_job(request).await.map_err(refused)?;
+            show(&answer.into_inner(), &remote)
+        }
+        JobCommand::Rebalance { name, remote } => {
+            let request = RebalanceJobRequest { name };
+            let answer = connect(&remote.daemon).await?.rebalance_job(request).await.map_err(refused)?;
             show(&answer.into_inner(), &remote)
         }
         JobCommand::Stop { name, remote } => {

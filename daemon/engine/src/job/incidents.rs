@@ -151,6 +151,16 @@ impl Job {
         self.open_incident(ctx, worker.as_ref(), node, sighting);
     }
 
+    /// A change that an operator wished and that is about no single GPU.
+    pub(crate) fn plan_wish(&mut self, ctx: &mut Ctx<'_>, signal: &str) {
+        let sighting = Sighting {
+            kind: IncidentKind::Planned,
+            signal: signal.to_owned(),
+            reporter: "operator".to_owned(),
+        };
+        self.open_incident(ctx, None, None, sighting);
+    }
+
     fn node_of(&self, ctx: &Ctx<'_>, worker: &WorkerKey) -> Option<NodeName> {
         let own = self.workers.get(worker).map(|worker| worker.node.clone());
         own.or_else(|| ctx.cluster.gpu(&worker.gpu).map(|(node, _, _)| node.clone()))

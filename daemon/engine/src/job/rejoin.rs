@@ -11,11 +11,11 @@ impl Job {
         self.try_complete(ctx) || self.check_progress(ctx) || self.try_change(ctx)
     }
 
-    /// Pauses the members when somebody can join or must leave. One change at a time: the next waits for the first
-    /// step after the one before, so that each has its own record.
-    fn try_change(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        match &self.stage {
-            Stage::Running { .. } => {}
+    /// Whether it trains undisturbed. One change at a time: the next waits for the first step after the one before, so
+    /// that each has its own record.
+    pub(crate) fn may_change(&self) -> bool {
+        let running = match &self.stage {
+            Stage::Running { .. } => true,
             Stage::Pending
             | Stage::Starting { .. }
             | Stage::Closing(_)
@@ -24,10 +24,23 @@ impl Job {
             | Stage::Waiting { .. }
             | Stage::Draining { .. }
             | Stage::Ended
-            | Stage::Rebuilding { .. } => return false,
+            | Stage::Rebuilding { .. } => false,
+        };
+        let finishing = self.workers.values().any(|worker| worker.completed.is_some());
+        running && !finishing && self.incidents.open.is_empty()
+    }
+
+    /// A new layout of the same members: for shares that no longer fit after many changes.
+    pub(crate) fn rebalance(&mut self, ctx: &mut Ctx<'_>) {
+        if self.may_change() {
+            self.plan_wish(ctx, "rebalance");
+            self.pause(ctx, "a rebalance");
         }
-        let finishing = self.workers.values().any(|w| w.completed.is_some());
-        if finishing || !self.incidents.open.is_empty() {
+    }
+
+    /// Pauses the members when somebody can join or must leave.
+    fn try_change(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        if !self.may_change() {
             return false;
         }
         let now: BTreeMap<Place, WorkerKey> = self
