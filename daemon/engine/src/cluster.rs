@@ -4,14 +4,23 @@ use crate::{GpuReport, HealthClass, NodeLink, Time, Timeouts};
 use reknit_layout::topology::{Domain, Node as Machine};
 use reknit_layout::{DomainName, GpuId, NodeName, Topology};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Cluster {
-    pub(crate) nodes: BTreeMap<NodeName, Node>,
+    nodes: BTreeMap<NodeName, Node>,
     /// Taken out by an operator.
     pub(crate) drained: BTreeSet<GpuId>,
     /// As an operator describes it, with the GPUs' nominal names.
     pub(crate) described: Topology,
+    /// Who lists each GPU: one node, but for one that moved while its old node was away.
+    listed_by: BTreeMap<GpuId, BTreeSet<NodeName>>,
+    /// Those that may not train for their health.
+    sick: BTreeSet<GpuId>,
+    /// Silent nodes by the end of their lease.
+    leases: BTreeSet<(Time, NodeName)>,
+    /// Silent nodes that people were not told of, by when they fell silent.
+    untold: BTreeSet<(Time, NodeName)>,
 }
 
 #[derive(Debug, Clone)]
@@ -27,22 +36,6 @@ impl Node {
         match self.link {
             NodeLink::Connected { .. } => true,
             NodeLink::Silent { .. } | NodeLink::Gone { .. } => false,
-        }
-    }
-
-    /// When the lease of an agent that is away ends.
-    pub(crate) fn lease(&self) -> Option<Time> {
-        match self.link {
-            NodeLink::Silent { lease, .. } => Some(lease),
-            NodeLink::Connected { .. } | NodeLink::Gone { .. } => None,
-        }
-    }
-
-    /// When people are told that it is silent. One that is soon back is not worth a word.
-    pub(crate) fn told_silent(&self, timeouts: &Timeouts) -> Option<Time> {
-        match self.link {
-            NodeLink::Silent { since, .. } if !self.missed => Some(since.after(timeouts.silence())),
-            NodeLink::Silent { .. } | NodeLink::Connected { .. } | NodeLink::Gone { .. } => None,
         }
     }
 }
@@ -126,19 +119,44 @@ impl Cluster {
     }
 
     pub(crate) fn gpu(&self, gpu: &GpuId) -> Option<(&NodeName, &Node, &Gpu)> {
-        self.nodes.iter().find_map(|(name, node)| node.gpus.get(gpu).map(|found| (name, node, found)))
+        let (name, node) = self.nodes.get_key_value(self.listed_by.get(gpu)?.first()?)?;
+        Some((name, node, node.gpus.get(gpu)?))
     }
 
     /// A worker that is there may stay a member. A GPU nothing is known of keeps its worker: unknown is not lost.
     pub(crate) fn may_train(&self, gpu: &GpuId) -> bool {
-        let healthy = match self.gpu(gpu).map(|(_, _, gpu)| gpu.health) {
-            Some(HealthClass::Fatal | HealthClass::Drain) => false,
+        !self.sick.contains(gpu) && !self.drained.contains(gpu)
+    }
+
+    /// The GPUs that may not train; some twice.
+    pub(crate) fn unfit(&self) -> impl Iterator<Item = &GpuId> {
+        self.sick.iter().chain(&self.drained)
+    }
+
+    /// Keeps what is looked up by GPU in step with what `node` lists of it.
+    fn note(&mut self, node: &NodeName, gpu: &GpuId) {
+        let listed = self.nodes.get(node).is_some_and(|node| node.gpus.contains_key(gpu));
+        let by = self.listed_by.entry(gpu.clone()).or_default();
+        if listed {
+            by.insert(node.clone());
+        } else {
+            by.remove(node);
+        }
+        if by.is_empty() {
+            self.listed_by.remove(gpu);
+        }
+        let sick = match self.gpu(gpu).map(|(_, _, gpu)| gpu.health) {
+            Some(HealthClass::Fatal | HealthClass::Drain) => true,
             Some(
                 HealthClass::Healthy | HealthClass::RankDied | HealthClass::Predict | HealthClass::Unknown,
             )
-            | None => true,
+            | None => false,
         };
-        healthy && !self.drained.contains(gpu)
+        if sick {
+            self.sick.insert(gpu.clone());
+        } else {
+            self.sick.remove(gpu);
+        }
     }
 
     /// Where a worker for the GPU may be started and since when, if it may.
@@ -167,10 +185,73 @@ impl Cluster {
     pub(crate) fn agent_connected(&mut self, now: Time, name: &NodeName, reports: &[GpuReport]) {
         let link = NodeLink::Connected { since: now };
         let unknown = || Node { link, missed: false, gpus: BTreeMap::new() };
-        let node = self.nodes.entry(name.clone()).or_insert_with(unknown);
-        node.link = link;
-        node.missed = false;
+        self.nodes.entry(name.clone()).or_insert_with(unknown).missed = false;
+        self.set_link(name, link);
         self.gpus_listed(now, name, reports);
+    }
+
+    pub(crate) fn agent_disconnected(&mut self, now: Time, name: &NodeName, timeouts: &Timeouts) {
+        self.set_link(name, NodeLink::Silent { since: now, lease: now.after(timeouts.lease()) });
+        if let Some(Node { missed: false, .. }) = self.nodes.get(name) {
+            self.untold.insert((now, name.clone()));
+        }
+    }
+
+    /// A node that is silent no more is awaited no more.
+    fn set_link(&mut self, name: &NodeName, link: NodeLink) {
+        let Some(node) = self.nodes.get_mut(name) else {
+            return;
+        };
+        if let NodeLink::Silent { since, lease } = std::mem::replace(&mut node.link, link) {
+            self.leases.remove(&(lease, name.clone()));
+            self.untold.remove(&(since, name.clone()));
+        }
+        if let NodeLink::Silent { lease, .. } = link {
+            self.leases.insert((lease, name.clone()));
+        }
+    }
+
+    /// Nodes that have been silent for long enough for people to be told, each once, with the end of its lease. One that
+    /// is soon back is not worth a word.
+    pub(crate) fn take_silent(&mut self, now: Time, timeouts: &Timeouts) -> Vec<(NodeName, Time)> {
+        let mut silent = Vec::new();
+        for name in take_due(&mut self.untold, now, timeouts.silence()) {
+            let Some(node) = self.nodes.get_mut(&name) else { continue };
+            node.missed = true;
+            match node.link {
+                NodeLink::Silent { lease, .. } => silent.push((name, lease)),
+                NodeLink::Connected { .. } | NodeLink::Gone { .. } => {}
+            }
+        }
+        silent
+    }
+
+    /// Nodes whose lease has ended: they are gone.
+    pub(crate) fn take_expired(&mut self, now: Time) -> Vec<NodeName> {
+        let gone = take_due(&mut self.leases, now, Duration::ZERO);
+        for name in &gone {
+            if let Some(node) = self.nodes.get_mut(name)
+                && let NodeLink::Silent { since, .. } = node.link
+            {
+                node.link = NodeLink::Gone { since };
+                self.untold.remove(&(since, name.clone()));
+            }
+        }
+        gone
+    }
+
+    pub(crate) fn next_deadline(&self, timeouts: &Timeouts) -> Option<Time> {
+        let lease = self.leases.first().map(|(lease, _)| *lease);
+        let telling = self.untold.first().map(|(since, _)| since.after(timeouts.silence()));
+        lease.into_iter().chain(telling).min()
+    }
+
+    pub(crate) fn node(&self, name: &NodeName) -> Option<&Node> {
+        self.nodes.get(name)
+    }
+
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&NodeName, &Node)> {
+        self.nodes.iter()
     }
 
     pub(crate) fn gpus_listed(&mut self, now: Time, name: &NodeName, reports: &[GpuReport]) {
@@ -186,6 +267,10 @@ impl Cluster {
             gpu.index = report.index;
             gpu.set_health(report.health, &report.cause, &report.action, now);
             node.gpus.insert(report.gpu.clone(), gpu);
+        }
+        let unlisted = before.into_keys();
+        for gpu in unlisted.chain(reports.iter().map(|report| report.gpu.clone())) {
+            self.note(name, &gpu);
         }
     }
 
@@ -203,9 +288,20 @@ impl Cluster {
         match known {
             Some(found) => {
                 found.set_health(health, cause, action, now);
+                self.note(node, gpu);
                 true
             }
             None => false,
         }
     }
+}
+
+/// Takes out those whose time was at least `ago`; in order of names.
+fn take_due(waiting: &mut BTreeSet<(Time, NodeName)>, now: Time, ago: Duration) -> Vec<NodeName> {
+    let mut due = Vec::new();
+    while waiting.first().is_some_and(|(time, _)| time.after(ago) <= now) {
+        due.extend(waiting.pop_first().map(|(_, name)| name));
+    }
+    due.sort();
+    due
 }

@@ -4,6 +4,7 @@ use crate::JobName;
 use reknit_layout::{Epoch, GpuId, Incarnation, JobSpec, Layout, Place};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// Enough for a new daemon to go on, together with what agents and workers report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -13,7 +14,7 @@ pub struct JobRecord {
     pub phase: Phase,
     pub explanation: String,
     /// The last committed layout.
-    pub layout: Option<Layout>,
+    pub layout: Option<Arc<Layout>>,
     /// The highest epoch ever prepared or closed. The next one is higher: epochs never repeat.
     pub last_epoch: Epoch,
     /// The highest incarnation ever spawned.

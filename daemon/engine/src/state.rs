@@ -1,6 +1,6 @@
 //! Everything the engine knows.
 
-use crate::cluster::{Cluster, Node};
+use crate::cluster::Cluster;
 use crate::job::Job;
 use crate::{Command, JobName, Notice, Time, Timeouts};
 use reknit_layout::Topology;
@@ -28,10 +28,8 @@ impl State {
 
     /// When the shell must send `Event::Tick`, if nothing else happens before.
     pub fn next_deadline(&self) -> Option<Time> {
-        let leases = self.cluster.nodes.values().filter_map(Node::lease);
         let jobs = self.jobs.values().filter_map(|job| job.next_deadline(&self.cluster, &self.timeouts));
-        let silences = self.cluster.nodes.values().filter_map(|node| node.told_silent(&self.timeouts));
-        leases.chain(silences).chain(jobs).min()
+        self.cluster.next_deadline(&self.timeouts).into_iter().chain(jobs).min()
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::cluster::Cluster;
 use crate::job::Job;
 use crate::job::commit::CommittedStep;
+use crate::job::workers::Workers;
 use crate::state::{Ctx, State};
 use crate::{Command, Event, GpuReport, Incident, JobName, JobRecord, NodeLink, Phase, Time, Timeouts};
 use reknit_layout::{Epoch, GpuId, JobSpec, NodeName, WorkerKey};
@@ -21,6 +22,7 @@ pub fn step(state: &mut State, now: Time, event: Event) -> Vec<Command> {
         out: Vec::new(),
         later: Vec::new(),
     };
+    engine.stir(Stir::by(&event));
     engine.take_in(event);
     engine.announce_silence();
     engine.expire_leases();
@@ -28,6 +30,46 @@ pub fn step(state: &mut State, now: Time, event: Event) -> Vec<Command> {
     let mut commands = engine.out;
     commands.extend(engine.later);
     commands
+}
+
+/// What an event may change besides the worker that it is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stir {
+    /// Only that somebody makes progress.
+    Nothing,
+    /// Who can take part in a layout.
+    Workers,
+    /// What may be started where.
+    Cluster,
+}
+
+impl Stir {
+    fn by(event: &Event) -> Self {
+        match event {
+            Event::Committed { .. } | Event::Progress { .. } => Self::Nothing,
+            Event::WorkerSpawned { .. }
+            | Event::WorkerExited { .. }
+            | Event::WorkerConnected { .. }
+            | Event::WorkerDisconnected { .. }
+            | Event::PlaneFailed { .. }
+            | Event::Quiesced { .. }
+            | Event::Ready { .. }
+            | Event::PrepareFailed { .. }
+            | Event::Completed { .. } => Self::Workers,
+            Event::Started { .. }
+            | Event::AgentConnected { .. }
+            | Event::AgentDisconnected { .. }
+            | Event::GpusListed { .. }
+            | Event::HealthChanged { .. }
+            | Event::Planned { .. }
+            | Event::Submit { .. }
+            | Event::StopJob { .. }
+            | Event::Rebalance { .. }
+            | Event::DrainGpu { .. }
+            | Event::RestoreGpu { .. }
+            | Event::Tick => Self::Cluster,
+        }
+    }
 }
 
 struct Engine<'a> {
@@ -62,15 +104,19 @@ impl Engine<'_> {
         }
     }
 
+    fn stir(&mut self, stir: Stir) {
+        for job in self.jobs.values_mut() {
+            job.stirred |= stir >= Stir::Workers;
+            job.spares_due |= stir >= Stir::Cluster;
+        }
+    }
+
     fn take_in(&mut self, event: Event) {
         match event {
             Event::Started { jobs, incidents } => self.started(jobs, incidents),
             Event::AgentConnected { node, gpus, workers } => self.agent_connected(&node, &gpus, workers),
             Event::AgentDisconnected { node } => {
-                let (since, lease) = (self.now, self.now.after(self.timeouts.lease()));
-                if let Some(found) = self.cluster.nodes.get_mut(&node) {
-                    found.link = NodeLink::Silent { since, lease };
-                }
+                self.cluster.agent_disconnected(self.now, &node, self.timeouts);
             }
             Event::GpusListed { node, gpus } => {
                 self.cluster.gpus_listed(self.now, &node, &gpus);
@@ -194,12 +240,14 @@ impl Engine<'_> {
         for (name, key, pid) in workers {
             let known = self.on(&name, |job, _| {
                 let plausible = job.plausible(&key);
-                match job.workers.get_mut(&key) {
-                    Some(worker) => worker.pid = pid,
-                    None if plausible => job.adopt(now, node, &key, pid),
-                    None => return false,
+                if let Some(mut worker) = job.workers.get_mut(&key) {
+                    worker.pid = pid;
+                    return true;
                 }
-                true
+                if plausible {
+                    job.adopt(now, node, &key, pid);
+                }
+                plausible
             });
             if known != Some(true) {
                 let (node, epoch) = (node.clone(), self.last_epoch(&name));
@@ -222,7 +270,7 @@ impl Engine<'_> {
 
     /// Of an agent that was missed.
     fn announce_return(&mut self, node: &NodeName) {
-        let missed = self.cluster.nodes.get(node).filter(|node| node.missed);
+        let missed = self.cluster.node(node).filter(|node| node.missed);
         let away = match missed.map(|node| node.link) {
             Some(NodeLink::Silent { since, .. } | NodeLink::Gone { since }) => since,
             Some(NodeLink::Connected { .. }) | None => return,
@@ -252,7 +300,7 @@ impl Engine<'_> {
         let mut record = JobRecord::new(spec);
         record.drained = self.cluster.drained.clone();
         let name = record.name.clone();
-        let mut workers = BTreeMap::new();
+        let mut workers = Workers::default();
         let mut ended = Vec::new();
         if let Some(old) = self.jobs.get(&name) {
             if !old.record.phase.ended() {
@@ -267,6 +315,7 @@ impl Engine<'_> {
         }
         let mut job = Job::new(record);
         job.workers = workers;
+        job.workers.seat(&job.record.places);
         job.incidents.ended = ended;
         job.record.phase = Phase::Pending;
         self.out.push(Command::Persist(Box::new(job.record.clone())));
@@ -285,16 +334,8 @@ impl Engine<'_> {
 
     /// Of agents that have been away for long enough.
     fn announce_silence(&mut self) {
-        let (now, timeouts) = (self.now, self.timeouts);
-        let mut silent = Vec::new();
-        for (name, node) in &mut self.cluster.nodes {
-            if node.told_silent(timeouts).is_some_and(|at| at <= now) {
-                node.missed = true;
-                silent.extend(node.lease().map(|lease| (name.clone(), lease)));
-            }
-        }
-        for (node, lease) in silent {
-            let left = lease.0.saturating_sub(now.0) / 1_000;
+        for (node, lease) in self.cluster.take_silent(self.now, self.timeouts) {
+            let left = lease.0.saturating_sub(self.now.0) / 1_000;
             self.announce(format!(
                 "node {node} is silent; its workers go on, and those that do not speak for themselves are lost in \
                  {left} ms"
@@ -303,18 +344,8 @@ impl Engine<'_> {
     }
 
     fn expire_leases(&mut self) {
-        let now = self.now;
-        let mut lost = Vec::new();
-        for (name, node) in &mut self.cluster.nodes {
-            match node.link {
-                NodeLink::Silent { since, lease } if lease <= now => {
-                    node.link = NodeLink::Gone { since };
-                    lost.push(name.clone());
-                }
-                NodeLink::Silent { .. } | NodeLink::Connected { .. } | NodeLink::Gone { .. } => {}
-            }
-        }
-        for node in lost {
+        for node in self.cluster.take_expired(self.now) {
+            self.stir(Stir::Cluster);
             self.announce(format!("node {node} is gone: nothing was heard of it for its lease"));
             self.on_each(|job, ctx| job.node_lost(ctx, &node));
         }
@@ -323,7 +354,8 @@ impl Engine<'_> {
     fn advance(&mut self) {
         let names: Vec<_> = self.jobs.keys().cloned().collect();
         for name in names {
-            let taken = self.taken_by_others(&name);
+            let seeks = self.jobs.get(&name).is_some_and(|job| job.seeks_gpus(self.now));
+            let taken = if seeks { self.taken_by_others(&name) } else { BTreeSet::new() };
             self.on(&name, |job, ctx| job.advance(ctx, &taken));
         }
     }

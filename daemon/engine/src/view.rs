@@ -3,6 +3,7 @@
 use crate::job::Job;
 use crate::{HealthClass, Incident, JobName, Phase, State, Time};
 use reknit_layout::{Epoch, GpuId, Layout, NodeName, Place, Step, WorkerKey};
+use std::sync::Arc;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobView {
@@ -12,7 +13,7 @@ pub struct JobView {
     /// Of the committed layout; 0 before the first.
     pub epoch: Epoch,
     pub committed_step: Step,
-    pub layout: Option<Layout>,
+    pub layout: Option<Arc<Layout>>,
     pub last_loss: Option<f64>,
     pub workers: Vec<WorkerView>,
 }
@@ -74,7 +75,7 @@ impl State {
 
     /// In name order, GPUs by index.
     pub fn nodes(&self) -> Vec<NodeView> {
-        let nodes = self.cluster.nodes.iter();
+        let nodes = self.cluster.nodes();
         nodes
             .map(|(name, node)| {
                 let gpus = node.gpus.iter().map(|(gpu, found)| GpuView {
@@ -100,7 +101,7 @@ impl State {
 
     /// The GPU's number on its node.
     pub fn index_of(&self, node: &NodeName, gpu: &GpuId) -> Option<u32> {
-        Some(self.cluster.nodes.get(node)?.gpus.get(gpu)?.index)
+        Some(self.cluster.node(node)?.gpus.get(gpu)?.index)
     }
 
     /// A worker may be started on the GPU: nothing is wrong with it, and no operator has taken it out.
@@ -111,9 +112,9 @@ impl State {
     /// Workers that may be alive on the node: "worker 0.1.2 of job demo".
     pub fn workers_on(&self, node: &NodeName) -> Vec<String> {
         let jobs = self.jobs.iter();
-        let workers = jobs.flat_map(|(name, job)| job.workers.iter().map(move |worker| (name, job, worker)));
-        let here = workers.filter(|(_, _, (_, worker))| worker.node == *node);
-        let named = here.map(|(name, job, (key, _))| format!("{} of job {name}", job.name_of(key)));
+        let here =
+            jobs.flat_map(|(name, job)| job.workers.on_node(node).map(move |(key, _)| (name, job, key)));
+        let named = here.map(|(name, job, key)| format!("{} of job {name}", job.name_of(key)));
         let mut named: Vec<_> = named.collect();
         named.sort();
         named

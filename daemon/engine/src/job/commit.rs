@@ -127,7 +127,7 @@ impl Job {
     }
 
     fn commit(&mut self, ctx: &mut Ctx<'_>, preparing: &Preparing) {
-        let layout = preparing.plan.layout.clone();
+        let layout = &preparing.plan.layout;
         let leaving: Vec<_> = self.members().difference(&preparing.members).cloned().collect();
         let degrees = layout.degrees();
         self.stamp(ctx.now, |incident| &mut incident.ready);
@@ -144,9 +144,9 @@ impl Job {
             bytes_lower_bound: preparing.plan.bytes_lower_bound,
             resume_step: preparing.resume_step,
         };
-        self.ledger.begin_epoch(&layout);
+        self.ledger.begin_epoch(layout);
         self.ledger.may_have_missed(preparing.resume_step);
-        self.record.layout = Some(layout);
+        self.set_layout(layout.clone());
         self.record.ever_committed = true;
         if preparing.resume_step > self.committed {
             self.committed = preparing.resume_step;
@@ -169,7 +169,7 @@ impl Job {
     /// The committed layout is the worker's to train with.
     pub(crate) fn resume(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey) {
         let epoch = self.epoch();
-        if let Some(worker) = self.workers.get_mut(key) {
+        if let Some(mut worker) = self.workers.get_mut(key) {
             worker.member_since.get_or_insert(ctx.now);
             worker.joined_by = None;
             worker.stopped = false;
@@ -182,8 +182,8 @@ impl Job {
 
     /// Keeps the last reported state in step with what is known since.
     pub(crate) fn observe_phase(&mut self, key: &WorkerKey, phase: WorkerPhase, epoch: Epoch) {
-        let state = self.workers.get_mut(key).and_then(|w| w.state.as_mut());
-        if let Some(state) = state {
+        let mut worker = self.workers.get_mut(key);
+        if let Some(state) = worker.as_mut().and_then(|worker| worker.state.as_mut()) {
             state.phase = phase;
             match phase {
                 WorkerPhase::Preparing | WorkerPhase::Ready => state.ready_epoch = epoch,
@@ -214,10 +214,11 @@ impl Job {
         if !self.plausible_step(report.step) {
             return;
         }
-        let Some(worker) = self.workers.get_mut(key) else {
+        let Some(mut worker) = self.workers.get_mut(key) else {
             return;
         };
         worker.last_progress = ctx.now;
+        drop(worker);
         if report.step >= self.committed {
             self.vote = Some(report.vote);
             self.committed = report.step;

@@ -45,14 +45,17 @@ impl Job {
         if epoch != self.epoch() || step.0 < self.spec.run.steps {
             return;
         }
-        if let Some(worker) = self.workers.get_mut(key) {
+        if let Some(mut worker) = self.workers.get_mut(key) {
             worker.completed = Some(Completed { digest: Some(digest) });
-            self.observe_phase(key, WorkerPhase::Completed, epoch);
         }
+        self.observe_phase(key, WorkerPhase::Completed, epoch);
     }
 
     /// Every member has committed the last step.
     pub(crate) fn try_complete(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        if self.workers.completed() < self.size() {
+            return false;
+        }
         let members = self.members();
         let mut digests = BTreeSet::new();
         for member in &members {

@@ -73,7 +73,10 @@ impl Ledger {
             ranges: BTreeSet::new(),
             done: false,
         });
-        entry.ranges.insert((replica, report.first_sample, report.samples));
+        // All ranks of a replica report the same.
+        if !entry.ranges.insert((replica, report.first_sample, report.samples)) {
+            return notices;
+        }
         if first {
             notices.push(notice(&entry.report, false, 0, 0));
         }

@@ -20,6 +20,7 @@ impl Job {
         let member_since = worker.member_since;
         self.notify_worker(ctx, key, &format!("gone: {}", sighting.signal));
         self.workers.remove(key);
+        self.spares_due = true;
         if !expected {
             let settled = member_since.is_some_and(|since| ctx.now >= since.after(ctx.timeouts.settled()));
             let relapses = match self.losses.get(&key.gpu) {
@@ -175,7 +176,7 @@ impl Job {
         }
         self.learn_committed(key, &state);
         let member = self.is_member(key);
-        let Some(worker) = self.workers.get_mut(key) else {
+        let Some(mut worker) = self.workers.get_mut(key) else {
             return;
         };
         match &mut self.stage {
@@ -279,8 +280,8 @@ impl Job {
     pub(crate) fn node_lost(&mut self, ctx: &mut Ctx<'_>, node: &NodeName) {
         let silent: Vec<_> = self
             .workers
-            .iter()
-            .filter(|(_, worker)| worker.node == *node && !worker.session)
+            .on_node(node)
+            .filter(|(_, worker)| !worker.session)
             .map(|(key, _)| key.clone())
             .collect();
         for key in silent {
@@ -295,13 +296,7 @@ impl Job {
 
     /// Deadlines of single workers.
     pub(crate) fn expire_workers(&mut self, ctx: &mut Ctx<'_>) {
-        let late: Vec<_> = self
-            .workers
-            .iter()
-            .filter(|(_, worker)| worker.deadline().is_some_and(|at| at <= ctx.now))
-            .map(|(key, worker)| (key.clone(), worker.fate))
-            .collect();
-        for (key, fate) in late {
+        for (key, fate) in self.workers.late(ctx.now) {
             match fate {
                 // It never opened its session, or did not leave when told to.
                 Fate::Alive | Fate::Stopping { .. } => self.fence(ctx, &key),
@@ -320,11 +315,8 @@ impl Job {
     /// The member without progress for longest, and when that becomes suspicious. Members without a session
     /// cannot report and are not judged.
     pub(crate) fn suspicion(&self, timeouts: &Timeouts) -> Option<(WorkerKey, Time)> {
-        let members =
-            self.workers.iter().filter(|(key, w)| w.session && w.completed.is_none() && self.is_member(key));
-        let oldest = members.min_by_key(|(_, worker)| worker.last_progress)?;
-        let at = oldest.1.last_progress.after(timeouts.suspicion());
-        Some((oldest.0.clone(), at))
+        let (last, oldest) = self.workers.by_progress().find(|(_, key)| self.is_member(key))?;
+        Some((oldest.clone(), last.after(timeouts.suspicion())))
     }
 
     /// True when a member is suspiciously long without progress; the epoch is then closed, and who does not even

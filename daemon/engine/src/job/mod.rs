@@ -24,16 +24,18 @@ pub(crate) mod session;
 pub(crate) mod spares;
 pub(crate) mod start;
 pub(crate) mod worker;
+pub(crate) mod workers;
 
 use crate::cluster::Cluster;
 use crate::state::Ctx;
-use crate::{Command, JobRecord, Notice, Participant, Phase, StepVote, Time, Timeouts};
+use crate::{Command, JobName, JobRecord, Notice, Participant, Phase, StepVote, Time, Timeouts};
 use incidents::{Incidents, Sighting};
 use ledger::Ledger;
-use reknit_layout::{Epoch, GpuId, JobSpec, Place, Plan, Step, WorkerKey};
+use reknit_layout::{Epoch, GpuId, Incarnation, JobSpec, Layout, Place, Plan, Step, WorkerKey};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use worker::{Fate, Worker};
+use workers::Workers;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Job {
@@ -41,7 +43,14 @@ pub(crate) struct Job {
     pub(crate) spec: Arc<JobSpec>,
     pub(crate) stage: Stage,
     /// Every worker that may be alive.
-    pub(crate) workers: BTreeMap<WorkerKey, Worker>,
+    pub(crate) workers: Workers,
+    /// The members of the record's layout: kept by [`Job::set_layout`].
+    members: BTreeMap<WorkerKey, Place>,
+    /// Something happened that a planned change may follow from. Reports of progress alone, by far the most events, change
+    /// nothing of that.
+    pub(crate) stirred: bool,
+    /// Something happened to the cluster or to a place, so that a spare's turn may have come.
+    pub(crate) spares_due: bool,
     pub(crate) incidents: Incidents,
     pub(crate) ledger: Ledger,
     /// The newest step seen committed, with its vote and loss.
@@ -87,6 +96,8 @@ pub(crate) enum Stage {
     Ended,
     Rebuilding {
         deadline: Time,
+        /// A GPU that was not heard of when last looked.
+        unheard: Option<GpuId>,
     },
 }
 
@@ -117,6 +128,7 @@ pub(crate) struct Preparing {
     pub(crate) epoch: Epoch,
     pub(crate) plan: Arc<Plan>,
     pub(crate) members: BTreeSet<WorkerKey>,
+    /// In the order of workers.
     pub(crate) participants: Arc<Vec<Participant>>,
     pub(crate) resume_step: Step,
     pub(crate) vote: Option<StepVote>,
@@ -126,18 +138,35 @@ pub(crate) struct Preparing {
 
 impl Preparing {
     pub(crate) fn involves(&self, worker: &WorkerKey) -> bool {
-        self.participants.iter().any(|p| p.worker == *worker)
+        self.participants.binary_search_by(|p| p.worker.cmp(worker)).is_ok()
+    }
+
+    pub(crate) fn order(&self, job: &JobName, worker: &WorkerKey) -> Command {
+        Command::Prepare {
+            job: job.clone(),
+            worker: worker.clone(),
+            epoch: self.epoch,
+            plan: self.plan.clone(),
+            participants: self.participants.clone(),
+            resume_step: self.resume_step,
+            vote: self.vote,
+        }
     }
 }
 
 impl Job {
     pub(crate) fn new(record: JobRecord) -> Self {
+        let mut workers = Workers::default();
+        workers.seat(&record.places);
         Self {
             spec: Arc::new(record.spec.clone()),
             ledger: Ledger::new(record.spec.batch.global),
+            members: members_of(record.layout.as_deref()),
             record,
             stage: Stage::Pending,
-            workers: BTreeMap::new(),
+            workers,
+            stirred: true,
+            spares_due: true,
             incidents: Incidents::default(),
             committed: Step(0),
             vote: None,
@@ -159,15 +188,35 @@ impl Job {
                 Stage::Preparing(_) => self.tally(ctx),
                 Stage::Waiting { .. } => self.try_again(ctx),
                 Stage::Draining { not_before } => self.try_end_draining(ctx, *not_before),
-                Stage::Rebuilding { deadline } => self.rebuild(ctx, *deadline),
+                Stage::Rebuilding { deadline, .. } => self.rebuild(ctx, *deadline),
                 Stage::Planning(_) | Stage::Ended => false,
             };
             if !moved {
                 break;
             }
         }
-        self.take_spares(ctx, taken);
+        if self.spares_due {
+            self.take_spares(ctx, taken);
+        }
         self.start_missing(ctx);
+        self.stirred = false;
+    }
+
+    /// Whether it may take GPUs that no job has.
+    pub(crate) fn seeks_gpus(&self, now: Time) -> bool {
+        match &self.stage {
+            Stage::Pending | Stage::Rebuilding { .. } => true,
+            Stage::Starting { .. }
+            | Stage::Running { .. }
+            | Stage::Waiting { .. }
+            | Stage::Closing(_)
+            | Stage::Planning(_)
+            | Stage::Preparing(_) => {
+                let due = self.spares_due || self.workers.next_deadline().is_some_and(|at| at <= now);
+                due && self.spec.recovery.spares > 0
+            }
+            Stage::Draining { .. } | Stage::Ended => false,
+        }
     }
 
     pub(crate) fn next_deadline(&self, cluster: &Cluster, timeouts: &Timeouts) -> Option<Time> {
@@ -177,12 +226,11 @@ impl Job {
             Stage::Closing(closing) => closing.deadline,
             Stage::Preparing(preparing) => Some(preparing.deadline),
             Stage::Draining { not_before } => self.workers.is_empty().then_some(*not_before),
-            Stage::Rebuilding { deadline } => Some(*deadline),
+            Stage::Rebuilding { deadline, .. } => Some(*deadline),
             Stage::Pending | Stage::Planning(_) | Stage::Waiting { .. } | Stage::Ended => None,
         };
-        let workers = self.workers.values().filter_map(Worker::deadline);
         let starts = self.next_start(cluster, timeouts);
-        workers.chain(stage).chain(starts).min()
+        self.workers.next_deadline().into_iter().chain(stage).chain(starts).min()
     }
 
     /// The epoch of the committed layout; 0 before the first.
@@ -191,24 +239,45 @@ impl Job {
     }
 
     pub(crate) fn is_member(&self, worker: &WorkerKey) -> bool {
-        let layout = self.record.layout.as_ref();
-        layout.is_some_and(|layout| layout.place_of(worker).is_some())
+        self.members.contains_key(worker)
+    }
+
+    /// The layout is committed.
+    pub(crate) fn set_layout(&mut self, layout: Layout) {
+        self.members = members_of(Some(&layout));
+        self.record.layout = Some(Arc::new(layout));
+    }
+
+    /// How many members the committed layout has.
+    pub(crate) fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    /// The members in order, from those on `first` on.
+    pub(crate) fn members_from(&self, first: &GpuId) -> impl Iterator<Item = &WorkerKey> {
+        let first = WorkerKey { gpu: first.clone(), incarnation: Incarnation(0) };
+        self.members.range(first..).map(|(key, _)| key)
+    }
+
+    /// Of the committed layout, on this GPU.
+    fn member_on(&self, gpu: &GpuId) -> Option<(&WorkerKey, Place)> {
+        let [first, last] =
+            [0, u64::MAX].map(|number| WorkerKey { gpu: gpu.clone(), incarnation: Incarnation(number) });
+        self.members.range(first..=last).next_back().map(|(worker, place)| (worker, *place))
     }
 
     /// The members of the committed layout.
     pub(crate) fn members(&self) -> BTreeSet<WorkerKey> {
-        let layout = self.record.layout.iter();
-        layout.flat_map(|layout| layout.members().map(|(_, member)| member.worker.clone())).collect()
+        self.members.keys().cloned().collect()
+    }
+
+    pub(crate) fn is_member_on(&self, gpu: &GpuId) -> bool {
+        self.member_on(gpu).is_some()
     }
 
     pub(crate) fn place_of_gpu(&self, gpu: &GpuId) -> Option<Place> {
-        let mut places = self.record.places.iter();
         // A member whose place a spare shall take still has it.
-        let member = || {
-            let mut members = self.record.layout.iter().flat_map(|layout| layout.members());
-            members.find(|(_, member)| member.worker.gpu == *gpu).map(|(place, _)| place)
-        };
-        places.find(|(_, g)| *g == gpu).map(|(place, _)| *place).or_else(member)
+        self.workers.seat_of(gpu).or_else(|| self.member_on(gpu).map(|(_, place)| place))
     }
 
     /// "worker 0.0.1", for people.
@@ -221,19 +290,20 @@ impl Job {
 
     /// The worker on the GPU that may still be alive.
     pub(crate) fn worker_on(&self, gpu: &GpuId) -> Option<(&WorkerKey, &Worker)> {
-        self.workers.iter().rfind(|(key, _)| key.gpu == *gpu)
+        self.workers.on_gpu(gpu)
     }
 
     /// Who can take part in a layout now: stopped (or new), reachable, on a GPU that may train. A newcomer that is away
     /// brings nothing worth waiting for.
     pub(crate) fn candidates(&self, cluster: &Cluster) -> BTreeMap<Place, WorkerKey> {
-        let places = self.record.places.iter();
-        places
-            .filter(|(_, gpu)| cluster.may_train(gpu))
-            .filter_map(|(place, gpu)| self.worker_on(gpu).map(|(key, w)| (place, key, w)))
-            .filter(|(_, key, worker)| worker.can_prepare() && (worker.session || self.is_member(key)))
-            .map(|(place, key, _)| (*place, key.clone()))
-            .collect()
+        let able = self.workers.preparable().filter(|key| cluster.may_train(&key.gpu));
+        able.filter_map(|key| {
+            let place = self.workers.seat_of(&key.gpu)?;
+            let (newest, worker) = self.workers.on_gpu(&key.gpu)?;
+            let takes_part = newest == key && (worker.session || self.is_member(key));
+            takes_part.then(|| (place, key.clone()))
+        })
+        .collect()
     }
 
     /// Whether some replica trains when these places are filled.
@@ -279,7 +349,7 @@ impl Job {
     /// Kills the worker through its agent; `WorkerExited` or the fence deadline ends it.
     pub(crate) fn fence(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey) {
         let deadline = ctx.now.after(ctx.timeouts.fence());
-        let Some(worker) = self.workers.get_mut(key) else {
+        let Some(mut worker) = self.workers.get_mut(key) else {
             return;
         };
         match worker.fate {
@@ -297,7 +367,7 @@ impl Job {
     /// Asks the worker to leave; one that cannot hear it is killed.
     pub(crate) fn stop_worker(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, reason: &str) {
         let deadline = ctx.now.after(ctx.timeouts.stop());
-        let Some(worker) = self.workers.get_mut(key) else {
+        let Some(mut worker) = self.workers.get_mut(key) else {
             return;
         };
         match worker.fate {
@@ -311,7 +381,15 @@ impl Job {
                     reason: reason.to_owned(),
                 });
             }
-            Fate::Alive => self.fence(ctx, key),
+            Fate::Alive => {
+                drop(worker);
+                self.fence(ctx, key);
+            }
         }
     }
+}
+
+fn members_of(layout: Option<&Layout>) -> BTreeMap<WorkerKey, Place> {
+    let members = layout.into_iter().flat_map(Layout::members);
+    members.map(|(place, member)| (member.worker.clone(), place)).collect()
 }

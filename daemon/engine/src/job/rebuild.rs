@@ -18,8 +18,8 @@ impl Job {
     ) -> Self {
         let phase = record.phase;
         let mut job = Self::new(record);
-        if let Some(layout) = job.record.layout.clone() {
-            job.ledger.begin_epoch(&layout);
+        if let Some(layout) = &job.record.layout {
+            job.ledger.begin_epoch(layout);
         }
         let deadline = now.after(timeouts.rebuild());
         job.stage = match phase {
@@ -33,7 +33,7 @@ impl Job {
             | Phase::Waiting
             | Phase::Rebuilding => {
                 job.record.phase = Phase::Rebuilding;
-                Stage::Rebuilding { deadline }
+                Stage::Rebuilding { deadline, unheard: None }
             }
         };
         for incident in incidents {
@@ -62,14 +62,43 @@ impl Job {
         }
     }
 
-    pub(crate) fn rebuild(&mut self, ctx: &mut Ctx<'_>, deadline: Time) -> bool {
-        let gpus: BTreeSet<GpuId> = match &self.record.layout {
-            Some(layout) => layout.members().map(|(_, member)| member.worker.gpu.clone()).collect(),
-            None => self.record.places.values().cloned().collect(),
+    /// A GPU that must be heard of and was not. Looked for from the last one that was found on, so that hearing many
+    /// thousands does not mean to ask for all of them as often.
+    fn unheard(&self, ctx: &Ctx<'_>) -> Option<GpuId> {
+        let last = match &self.stage {
+            Stage::Rebuilding { unheard, .. } => unheard.clone(),
+            Stage::Pending
+            | Stage::Starting { .. }
+            | Stage::Running { .. }
+            | Stage::Closing(_)
+            | Stage::Planning(_)
+            | Stage::Preparing(_)
+            | Stage::Waiting { .. }
+            | Stage::Draining { .. }
+            | Stage::Ended => None,
         };
-        let all_heard = gpus.iter().all(|gpu| self.heard_of(ctx, gpu));
-        if !all_heard && ctx.now < deadline {
-            return false;
+        let first_from =
+            |first: &GpuId| self.expected_from(first).find(|gpu| !self.heard_of(ctx, gpu)).cloned();
+        let later = last.and_then(|last| first_from(&last));
+        later.or_else(|| first_from(&GpuId::from("")))
+    }
+
+    /// The GPUs of all members, or before the first layout those that shall have a worker; in order, from `first` on.
+    fn expected_from<'a>(&'a self, first: &'a GpuId) -> Box<dyn Iterator<Item = &'a GpuId> + 'a> {
+        if self.record.layout.is_some() {
+            Box::new(self.members_from(first).map(|key| &key.gpu))
+        } else {
+            Box::new(self.workers.seated_from(first))
+        }
+    }
+
+    pub(crate) fn rebuild(&mut self, ctx: &mut Ctx<'_>, deadline: Time) -> bool {
+        if ctx.now < deadline {
+            let unheard = self.unheard(ctx);
+            if let (Stage::Rebuilding { unheard: seen, .. }, Some(_)) = (&mut self.stage, &unheard) {
+                *seen = unheard;
+                return false;
+            }
         }
         if self.record.layout.is_some() && self.undisturbed() {
             self.go_on(ctx);
@@ -101,14 +130,17 @@ impl Job {
         self.set_phase(ctx, Phase::Running, "");
         self.persist(ctx);
         for key in &members {
-            let Some(worker) = self.workers.get_mut(key) else {
+            let Some(mut worker) = self.workers.get_mut(key) else {
                 continue;
             };
             worker.last_progress = ctx.now;
             worker.member_since.get_or_insert(ctx.now);
             worker.stopped = false;
             match worker.state.as_ref().map(|state| state.phase) {
-                Some(WorkerPhase::Ready) => self.resume(ctx, key),
+                Some(WorkerPhase::Ready) => {
+                    drop(worker);
+                    self.resume(ctx, key);
+                }
                 Some(WorkerPhase::Completed) => {
                     worker.completed.get_or_insert(Completed { digest: None });
                 }
@@ -170,11 +202,12 @@ impl Job {
     fn expect_newcomers(&mut self, ctx: &Ctx<'_>) {
         let members = self.members();
         let joined_by = ctx.now.after(ctx.timeouts.start());
-        for (key, worker) in &mut self.workers {
-            if worker.session || members.contains(key) {
-                continue;
+        let away = self.workers.iter().filter(|(key, worker)| !worker.session && !members.contains(*key));
+        let away: Vec<_> = away.map(|(key, _)| key.clone()).collect();
+        for key in &away {
+            if let Some(mut worker) = self.workers.get_mut(key) {
+                worker.joined_by = Some(joined_by);
             }
-            worker.joined_by = Some(joined_by);
             if let Stage::Closing(closing) = &mut self.stage {
                 closing.awaited.remove(key);
             }

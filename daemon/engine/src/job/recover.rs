@@ -69,7 +69,7 @@ impl Job {
     fn engage(&mut self, engaged: BTreeSet<WorkerKey>) -> BTreeSet<WorkerKey> {
         let mut awaited = BTreeSet::new();
         for key in engaged {
-            if let Some(worker) = self.workers.get_mut(&key) {
+            if let Some(mut worker) = self.workers.get_mut(&key) {
                 worker.stopped = false;
                 awaited.insert(key);
             }
@@ -316,6 +316,9 @@ impl Job {
         let Stage::Waiting { tried } = &self.stage else {
             return false;
         };
+        if !self.stirred {
+            return false;
+        }
         let changed = self.candidates(ctx.cluster) != *tried;
         if changed {
             self.plan(ctx);
@@ -348,22 +351,9 @@ impl Job {
             ready: BTreeMap::new(),
             deadline: ctx.now.after(ctx.timeouts.ready()),
         };
-        for participant in preparing.participants.iter() {
-            self.send_prepare(ctx, &participant.worker, &preparing);
-        }
+        let orders = preparing.participants.iter();
+        ctx.out.extend(orders.map(|participant| preparing.order(&self.record.name, &participant.worker)));
         self.stage = Stage::Preparing(preparing);
-    }
-
-    pub(crate) fn send_prepare(&self, ctx: &mut Ctx<'_>, worker: &WorkerKey, preparing: &Preparing) {
-        ctx.out.push(Command::Prepare {
-            job: self.record.name.clone(),
-            worker: worker.clone(),
-            epoch: preparing.epoch,
-            plan: preparing.plan.clone(),
-            participants: preparing.participants.clone(),
-            resume_step: preparing.resume_step,
-            vote: preparing.vote,
-        });
     }
 
     /// `blamed` kept a preparation from succeeding. One that does so again and again is fenced.

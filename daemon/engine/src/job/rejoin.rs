@@ -26,7 +26,7 @@ impl Job {
             | Stage::Ended
             | Stage::Rebuilding { .. } => false,
         };
-        let finishing = self.workers.values().any(|worker| worker.completed.is_some());
+        let finishing = self.workers.completed() > 0;
         running && !finishing && self.incidents.open.is_empty()
     }
 
@@ -40,7 +40,11 @@ impl Job {
 
     /// Pauses the members when somebody can join or must leave.
     fn try_change(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        if !self.may_change() {
+        if !self.stirred || !self.may_change() {
+            return false;
+        }
+        let mut then = self.candidates(ctx.cluster);
+        if then.is_empty() && !ctx.cluster.unfit().any(|gpu| self.is_member_on(gpu)) {
             return false;
         }
         let now: BTreeMap<Place, WorkerKey> = self
@@ -50,7 +54,6 @@ impl Job {
             .flat_map(|layout| layout.members())
             .map(|(place, member)| (place, member.worker.clone()))
             .collect();
-        let mut then = self.candidates(ctx.cluster);
         for (place, worker) in &now {
             if ctx.cluster.may_train(&worker.gpu) {
                 then.insert(*place, worker.clone());

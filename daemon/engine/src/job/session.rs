@@ -9,16 +9,18 @@ use reknit_layout::{NodeName, WorkerKey};
 
 impl Job {
     pub(crate) fn worker_spawned(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, pid: u32) {
-        if let Some(worker) = self.workers.get_mut(key) {
-            worker.pid = pid;
-            self.notify_worker(ctx, key, "started");
-        }
+        let Some(mut worker) = self.workers.get_mut(key) else {
+            return;
+        };
+        worker.pid = pid;
+        drop(worker);
+        self.notify_worker(ctx, key, "started");
     }
 
     /// A member trains on without a session. A newcomer must be back in time to be of use.
     pub(crate) fn disconnected(&mut self, ctx: &Ctx<'_>, key: &WorkerKey) {
         let member = self.is_member(key);
-        if let Some(worker) = self.workers.get_mut(key) {
+        if let Some(mut worker) = self.workers.get_mut(key) {
             worker.session = false;
             if !member {
                 worker.joined_by = Some(ctx.now.after(ctx.timeouts.start()));
@@ -27,7 +29,7 @@ impl Job {
     }
 
     pub(crate) fn progress(&mut self, ctx: &Ctx<'_>, key: &WorkerKey) {
-        if let Some(worker) = self.workers.get_mut(key) {
+        if let Some(mut worker) = self.workers.get_mut(key) {
             worker.last_progress = ctx.now;
         }
     }
@@ -59,7 +61,7 @@ impl Job {
         pid: u32,
         state: WorkerState,
     ) -> bool {
-        if !self.workers.contains_key(key) {
+        if self.workers.get(key).is_none() {
             if !self.plausible(key) {
                 return false;
             }
@@ -71,7 +73,7 @@ impl Job {
         if member {
             self.ledger.may_have_missed(state.holding.step);
         }
-        let Some(worker) = self.workers.get_mut(key) else {
+        let Some(mut worker) = self.workers.get_mut(key) else {
             return false;
         };
         worker.endpoint = Some(endpoint);
@@ -83,6 +85,7 @@ impl Job {
             worker.member_since.get_or_insert(ctx.now);
         }
         if !worker.alive() {
+            drop(worker);
             self.repeat_end(ctx, key);
             return true;
         }
@@ -90,6 +93,7 @@ impl Job {
             worker.stopped = true;
         }
         worker.state.get_or_insert_with(|| state.clone());
+        drop(worker);
         self.reconcile(ctx, key, state);
         if let Some(worker) = self.workers.get(key) {
             self.notify_worker(ctx, key, worker.describe());
@@ -106,8 +110,7 @@ impl Job {
     ) {
         let runs =
             |key: &WorkerKey| listed.iter().any(|(job, worker, _)| *job == self.record.name && worker == key);
-        let on_node = self.workers.iter().filter(|(_, w)| w.node == *node);
-        let (there, away): (Vec<_>, Vec<_>) = on_node.partition(|(key, _)| runs(key));
+        let (there, away): (Vec<_>, Vec<_>) = self.workers.on_node(node).partition(|(key, _)| runs(key));
         let again: Vec<_> =
             there.into_iter().filter(|(_, worker)| worker.fencing()).map(|(key, _)| key.clone()).collect();
         let ended: Vec<_> =
@@ -169,8 +172,7 @@ impl Job {
                     | WorkerPhase::Preparing
                     | WorkerPhase::Ready
                     | WorkerPhase::Training => {
-                        let preparing = preparing.clone();
-                        self.send_prepare(ctx, key, &preparing);
+                        ctx.out.push(preparing.order(&self.record.name, key));
                     }
                 }
             }
@@ -181,7 +183,7 @@ impl Job {
             | Stage::Closing(_)
             | Stage::Preparing(_) => self.keep_stopped(ctx, key, state),
             Stage::Rebuilding { .. } => {
-                if let Some(worker) = self.workers.get_mut(key) {
+                if let Some(mut worker) = self.workers.get_mut(key) {
                     worker.state = Some(state);
                 }
             }
@@ -199,7 +201,7 @@ impl Job {
                 self.close_own(ctx, key, &state, "this epoch is over for the worker");
             }
         }
-        if let Some(worker) = self.workers.get_mut(key) {
+        if let Some(mut worker) = self.workers.get_mut(key) {
             worker.state = Some(state);
         }
     }
@@ -209,7 +211,7 @@ impl Job {
         match state.phase {
             WorkerPhase::Training if state.epoch == epoch => {}
             WorkerPhase::Completed if state.epoch == epoch => {
-                if let Some(worker) = self.workers.get_mut(key) {
+                if let Some(mut worker) = self.workers.get_mut(key) {
                     worker.completed.get_or_insert(Completed { digest: None });
                 }
             }

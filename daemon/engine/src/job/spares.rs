@@ -25,12 +25,14 @@ impl Job {
             | Stage::Ended
             | Stage::Rebuilding { .. } => return,
         }
+        self.spares_due = false;
         if self.spec.recovery.spares == 0 {
             return;
         }
-        let places = self.record.places.iter();
-        let gone = places.filter(|(_, gpu)| self.is_gone(ctx.cluster, gpu)).map(|(place, _)| *place);
-        let gone: BTreeSet<Place> = gone.collect();
+        let vacant = self.workers.vacant().map(|(place, gpu)| (*place, gpu));
+        let unfit = ctx.cluster.unfit().filter_map(|gpu| Some((self.workers.seat_of(gpu)?, gpu)));
+        let gone = vacant.chain(unfit).filter(|(_, gpu)| self.is_gone(ctx.cluster, gpu));
+        let gone: BTreeSet<Place> = gone.map(|(place, _)| place).collect();
         if gone.is_empty() {
             return;
         }
@@ -53,6 +55,7 @@ impl Job {
                 self.record.replaced.remove(&place);
             }
         }
+        self.workers.seat(&self.record.places);
         self.persist(ctx);
     }
 

@@ -51,6 +51,7 @@ impl Job {
     pub(crate) fn assign_places(&mut self, ctx: &mut Ctx<'_>, taken: &BTreeSet<GpuId>) -> bool {
         match nominal_places(self, ctx.cluster, taken) {
             Ok(places) => {
+                self.workers.seat(&places);
                 self.record.places = places;
                 self.enter_starting(ctx);
                 true
@@ -70,8 +71,11 @@ impl Job {
 
     /// Starts when everyone is there, or after the deadline with those who are.
     pub(crate) fn try_start(&mut self, ctx: &mut Ctx<'_>, deadline: Option<Time>) -> bool {
-        let candidates = self.candidates(ctx.cluster);
         let late = deadline.is_none_or(|deadline| ctx.now >= deadline);
+        if !late && self.workers.preparable().len() < self.record.places.len() {
+            return false;
+        }
+        let candidates = self.candidates(ctx.cluster);
         let all = candidates.len() == self.record.places.len();
         if all || (late && self.viable(candidates.keys())) {
             self.plan(ctx);
@@ -130,9 +134,9 @@ impl Job {
             | Stage::Ended
             | Stage::Rebuilding { .. } => return Vec::new(),
         }
-        let empty = self.record.places.values().filter(|gpu| self.worker_on(gpu).is_none());
-        empty
-            .filter_map(|gpu| {
+        let vacant = self.workers.vacant();
+        vacant
+            .filter_map(|(_, gpu)| {
                 let (node, fit_since) = cluster.may_start(gpu)?;
                 let at = match self.losses.get(gpu) {
                     Some(loss) => loss.at.max(fit_since).after(timeouts.rejoin_hold_after(loss.relapses)),

@@ -336,7 +336,7 @@ impl World {
         // The samples are those of the layout the step was run under.
         let process = &self.processes[key];
         let run_under = process.state.epoch;
-        let layouts = self.store[&job_name()].layout.iter();
+        let layouts = self.store[&job_name()].layout.as_deref().into_iter();
         let plan_layout = process.plan.iter().map(|plan| &plan.layout);
         let layout = layouts.chain(plan_layout).find(|layout| layout.epoch == run_under);
         let Some(layout) = layout else { return };
