@@ -11,6 +11,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(&files, ["."])?;
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out.join("reknit.v1.bin"), descriptors.encode_to_vec())?;
-    tonic_prost_build::configure().compile_fds(descriptors)?;
+    // One buffer for all who get the same.
+    tonic_prost_build::configure().bytes(".reknit.v1.Prepare").compile_fds(descriptors)?;
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 mod agents;
 mod orders;
+mod prepares;
 
 use crate::agents::Agents;
 use crate::clock::Clock;
@@ -11,7 +12,7 @@ use crate::rpc::convert;
 use crate::sessions::{Peer, Session, SessionId, Sessions};
 use crate::store::Store;
 use crate::tickets::Tickets;
-use orders::PlanJson;
+use prepares::Prepares;
 use reknit_engine::{Event, JobName, Refusal, State, Timeouts, step};
 use reknit_layout::{Epoch, JobSpec, NodeName, WorkerKey};
 use reknit_proto::v1;
@@ -42,7 +43,8 @@ pub struct Coordinator {
     tickets: Tickets,
     /// As last stored.
     specs: BTreeMap<JobName, JobSpec>,
-    plan_json: PlanJson,
+    /// Of the plan that was last prepared.
+    prepares: Option<Prepares>,
     watchers: broadcast::Sender<Arc<v1::JobEvent>>,
     inputs: mpsc::Sender<Input>,
 }
@@ -70,7 +72,7 @@ impl Coordinator {
             workers: Sessions::default(),
             tickets: Tickets::default(),
             specs: specs.collect(),
-            plan_json: PlanJson::default(),
+            prepares: None,
             watchers,
             inputs,
         };

@@ -6,5 +6,9 @@ pub mod v1 {
     tonic::include_proto!("reknit.v1");
 }
 
+/// To encode a message ahead, and what that gives.
+pub use prost::Message;
+pub use prost::bytes::Bytes;
+
 /// The compiled protocol, for server reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/reknit.v1.bin"));

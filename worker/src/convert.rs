@@ -5,7 +5,7 @@ use crate::messages::{
 };
 use reknit_layout::{Epoch, GpuId, Incarnation, JobSpec, NodeName, Step, WorkerKey};
 use reknit_plane::{Endpoint, Ticket};
-use reknit_proto::v1;
+use reknit_proto::{Bytes, Message, v1};
 use std::time::Duration;
 
 #[derive(Debug, thiserror::Error)]
@@ -91,19 +91,35 @@ pub fn order(order: v1::WorkerOrder) -> Result<Order, ConvertError> {
 
 fn prepare(prepare: v1::Prepare) -> Result<Prepare, ConvertError> {
     let bad = |field| move |problem: String| ConvertError::Bad { field, problem };
-    let plan = serde_json::from_slice(&prepare.plan).map_err(|error| bad("plan")(error.to_string()))?;
     let ticket: [u8; 32] =
-        prepare.ticket.try_into().map_err(|_| bad("ticket")("it must be 32 bytes".to_owned()))?;
+        prepare.ticket.as_ref().try_into().map_err(|_| bad("ticket")("it must be 32 bytes".to_owned()))?;
     Ok(Prepare {
         epoch: Epoch(prepare.epoch),
-        plan,
-        participants: prepare.participants.into_iter().map(participant).collect::<Result<_, _>>()?,
+        layout: json("layout", &prepare.layout)?,
+        fresh: prepare.fresh,
+        transfers: json("transfers", &prepare.transfers)?.unwrap_or_default(),
+        tensor: peers("tensor", prepare.tensor)?,
+        column: peers("column", prepare.column)?,
+        speakers: peers("speakers", prepare.speakers)?,
+        movers: peers("movers", prepare.movers)?,
         ticket: Ticket(ticket),
         resume_step: Step(prepare.resume_step),
         vote: prepare
             .vote
             .map(|vote| StepVote { grad_norm_squared: vote.grad_norm_squared, loss: vote.loss }),
     })
+}
+
+/// `None` when it is empty.
+fn json<T: serde::de::DeserializeOwned>(field: &'static str, text: &[u8]) -> Result<Option<T>, ConvertError> {
+    let parsed = (!text.is_empty()).then(|| serde_json::from_slice(text)).transpose();
+    parsed.map_err(|error| ConvertError::Bad { field, problem: error.to_string() })
+}
+
+fn peers(field: &'static str, encoded: Bytes) -> Result<Vec<Participant>, ConvertError> {
+    let decoded = v1::Peers::decode(encoded);
+    let decoded = decoded.map_err(|error| ConvertError::Bad { field, problem: error.to_string() })?;
+    decoded.peers.into_iter().map(participant).collect()
 }
 
 fn participant(participant: v1::Participant) -> Result<Participant, ConvertError> {

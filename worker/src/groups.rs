@@ -3,7 +3,7 @@
 use crate::abort::Aborts;
 use crate::messages::{Participant, Prepare, Timeouts};
 use crate::sync::SyncPlan;
-use reknit_layout::{Layout, Place, Slot, WorkerKey};
+use reknit_layout::{Layout, Place, WorkerKey};
 use reknit_model::TensorParallel;
 use reknit_plane::{Buffer, Element, Group, GroupSpec, Op, Plane, PlaneError, Reduce};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -133,26 +133,20 @@ impl Joiner<'_> {
         &self,
         plane: &dyn Plane,
         name: String,
-        members: Vec<WorkerKey>,
+        members: &[Participant],
     ) -> Result<Option<Communicator>, CommError> {
-        let Some(rank) = members.iter().position(|member| member == self.me) else { return Ok(None) };
-        let endpoint = |member: &WorkerKey| {
-            let found = self.prepare.participants.iter().find(|participant| participant.worker == *member);
-            found.map(|participant: &Participant| participant.endpoint.clone()).ok_or_else(|| {
-                let detail = format!("worker {member} has no endpoint in the order to prepare");
-                CommError { error: PlaneError::Io { group: name.clone(), detail }, peer: None }
-            })
-        };
-        let endpoints = members.iter().map(endpoint).collect::<Result<_, _>>()?;
+        let Some(rank) = members.iter().position(|member| member.worker == *self.me) else { return Ok(None) };
+        let endpoints = members.iter().map(|member| member.endpoint.clone());
         let spec = GroupSpec {
             job: self.job.to_owned(),
             epoch: self.prepare.epoch.0,
             name,
-            members: endpoints,
+            members: endpoints.collect(),
             rank,
             ticket: self.prepare.ticket,
             deadline: self.timeouts.join,
         };
+        let members: Vec<_> = members.iter().map(|member| member.worker.clone()).collect();
         let group = plane.join(spec).map_err(|error| CommError::new(error, &members))?;
         self.aborts.register(self.prepare.epoch, group.aborter());
         let (deadline, ticks) = (self.timeouts.operation, Arc::clone(self.ticks));
@@ -163,6 +157,7 @@ impl Joiner<'_> {
 /// What a member trains with: its place, its part in the sums, and its communicators.
 #[derive(Debug)]
 pub struct Team {
+    /// Cut to this rank's group.
     pub layout: Layout,
     pub place: Place,
     pub sync: SyncPlan,
@@ -170,8 +165,8 @@ pub struct Team {
     pub tensor: Communicator,
     /// The hosts of this rank's sync column; `None` when it hosts none or there is one replica.
     pub column: Option<Communicator>,
-    /// Every member of the epoch.
-    pub world: Communicator,
+    /// The first ranks of all groups, for one that is first in its own; `None` too when there is one group.
+    pub speakers: Option<Communicator>,
     /// The lowest rank of each replica speaks for its loss, and the first training replica for the norm.
     pub speaks_for_loss: bool,
     pub speaks_for_norm: bool,
@@ -180,28 +175,22 @@ pub struct Team {
 /// Everything of an epoch that this worker joins.
 #[derive(Debug)]
 pub struct Joined {
-    /// All participants, for the transfers; `None` when nothing is to be moved.
+    /// Those that exchange this worker's transfers; `None` when it has none.
     pub reshard: Option<Communicator>,
     /// `None` for a worker that only sends and then leaves.
     pub team: Option<Team>,
 }
 
 /// Joins all groups of the epoch at once, so that the slowest decides and not the sum.
-pub fn join_all(joiner: Joiner<'_>, plane: &dyn Plane) -> Result<Joined, CommError> {
-    let plan = &joiner.prepare.plan;
-    let layout = &plan.layout;
-    let worker_at = |place: Place| {
-        let member = layout.members().find(|(at, _)| *at == place);
-        member.map(|(_, member)| member.worker.clone())
-    };
-    let everyone = joiner.prepare.participants.iter().map(|participant| participant.worker.clone()).collect();
-    let place = layout.place_of(joiner.me);
-    let sync = place.and_then(|place| SyncPlan::new(layout, place));
-    let column = sync.as_ref().filter(|sync| sync.needed).and_then(|sync| sync.column.clone());
+pub fn join_all<'a>(joiner: Joiner<'a>, plane: &dyn Plane) -> Result<Joined, CommError> {
+    let prepare = joiner.prepare;
+    let layout = prepare.layout.as_ref();
+    let seat = layout.and_then(|layout| Some((layout, layout.place_of(joiner.me)?)));
+    let seat = seat.and_then(|(layout, place)| Some((layout, place, SyncPlan::new(layout, place)?)));
 
     let cause = OnceLock::new();
     let joined = std::thread::scope(|scope| {
-        let join = |name: String, members: Vec<WorkerKey>| {
+        let join = |name: String, members: &'a [Participant]| {
             let cause = &cause;
             scope.spawn(move || {
                 let result = joiner.join(plane, name, members);
@@ -213,43 +202,46 @@ pub fn join_all(joiner: Joiner<'_>, plane: &dyn Plane) -> Result<Joined, CommErr
                 result
             })
         };
-        let reshard = (!plan.transfers.is_empty()).then(|| join("reshard".to_owned(), everyone));
-        let world = place.map(|_| {
-            join("world".to_owned(), layout.members().map(|(_, member)| member.worker.clone()).collect())
-        });
-        let tensor = place.map(|place| {
-            let slots: Vec<Slot> =
-                layout.group(place.replica, place.stage).map(|g| g.active()).unwrap_or_default();
-            let members = slots.into_iter().filter_map(|slot| worker_at(Place { slot, ..place })).collect();
-            join(format!("tensor.{}.{}", place.replica, place.stage), members)
-        });
-        let column = column.zip(place).map(|(column, place)| {
-            let hosts = column.hosts.iter().filter_map(|host| worker_at(*host)).collect();
-            join(format!("column.{}.{}", place.stage, column.index), hosts)
+        let reshard = (!prepare.movers.is_empty()).then(|| join("reshard".to_owned(), &prepare.movers));
+        let team = seat.map(|(layout, place, sync)| {
+            let tensor = join(format!("tensor.{}.{}", place.replica, place.stage), &prepare.tensor);
+            let column = sync
+                .column
+                .as_ref()
+                .filter(|_| sync.needed)
+                .map(|column| join(format!("column.{}.{}", place.stage, column.index), &prepare.column));
+            let speakers =
+                (prepare.speakers.len() > 1).then(|| join("speakers".to_owned(), &prepare.speakers));
+            (layout, place, sync, tensor, column, speakers)
         });
 
         let reshard = wait(reshard)?;
-        let (tensor, column, world) = (wait(tensor)?, wait(column)?, wait(world)?);
-        let team = match (place, sync, tensor, world) {
-            (Some(place), Some(sync), Some(tensor), Some(world)) => Some(Team {
-                speaks_for_loss: tensor.rank() == 0,
-                speaks_for_norm: layout
-                    .members()
-                    .next()
-                    .is_some_and(|(first, _)| first.replica == place.replica),
-                layout: layout.clone(),
-                place,
-                sync,
-                tensor,
-                column,
-                world,
-            }),
-            (None, ..) | (_, None, ..) | (_, _, None, _) | (_, _, _, None) => None,
+        let team = match team {
+            Some((layout, place, sync, tensor, column, speakers)) => {
+                let (tensor, column, speakers) = (wait(Some(tensor))?, wait(column)?, wait(speakers)?);
+                let tensor = tensor.ok_or_else(|| not_among("tensor"))?;
+                Some(Team {
+                    speaks_for_loss: tensor.rank() == 0,
+                    speaks_for_norm: sync.first_replica == place.replica,
+                    layout: layout.clone(),
+                    place,
+                    sync,
+                    tensor,
+                    column,
+                    speakers,
+                })
+            }
+            None => None,
         };
         Ok(Joined { reshard, team })
     });
     // The joins that were cut short cannot tell why.
     joined.map_err(|error| cause.into_inner().unwrap_or(error))
+}
+
+fn not_among(group: &str) -> CommError {
+    let detail = "the order to prepare does not name this worker among the members".to_owned();
+    CommError { error: PlaneError::Io { group: group.to_owned(), detail }, peer: None }
 }
 
 type Joining<'scope> = std::thread::ScopedJoinHandle<'scope, Result<Option<Communicator>, CommError>>;
@@ -263,19 +255,48 @@ fn wait(joining: Option<Joining<'_>>) -> Result<Option<Communicator>, CommError>
 }
 
 impl Team {
-    /// Every member's value, in rank order.
-    pub fn gather(&mut self, value: u32) -> Result<Vec<u32>, CommError> {
-        let counts = vec![1; self.world.size()];
-        let values = self.world.run_on(vec![f64::from(value)], |buffer| Op::AllGatherV { buffer, counts })?;
-        Ok(values.into_iter().map(|value| value as u32).collect())
+    /// The sum over all members: the same bits on each, and only when every member has come to it. Each group sums for
+    /// itself, its first rank speaks for it among all groups, and passes on what comes of that.
+    pub fn sum(&mut self, mut values: Vec<f64>) -> Result<Vec<f64>, CommError> {
+        self.tensor.all_reduce(Reduce::Sum, &mut values)?;
+        if let Some(speakers) = &mut self.speakers {
+            speakers.all_reduce(Reduce::Sum, &mut values)?;
+        }
+        self.pass_on(values)
+    }
+
+    /// Every member's value, by group, then rank. No group has more than `largest` members.
+    pub fn gather(&mut self, value: u32, largest: usize) -> Result<Vec<u32>, CommError> {
+        /// Stands for a member that is not there.
+        const NOBODY: f64 = -1.0;
+        let first = f64::from(u8::from(self.tensor.rank() == 0));
+        let groups = self.sum(vec![first])?.first().map_or(0, |groups| *groups as usize);
+        let counts = vec![1; self.tensor.size()];
+        let mut values =
+            self.tensor.run_on(vec![f64::from(value)], |buffer| Op::AllGatherV { buffer, counts })?;
+        values.resize(largest, NOBODY);
+        if let Some(speakers) = &mut self.speakers {
+            let counts = vec![largest; speakers.size()];
+            values = speakers.run_on(values, |buffer| Op::AllGatherV { buffer, counts })?;
+        }
+        values.resize(largest * groups, NOBODY);
+        let values = self.pass_on(values)?;
+        Ok(values.into_iter().filter(|value| *value >= 0.0).map(|value| value as u32).collect())
+    }
+
+    /// The first rank's values become those of all of its group.
+    fn pass_on(&mut self, values: Vec<f64>) -> Result<Vec<f64>, CommError> {
+        if self.tensor.size() == 1 {
+            return Ok(values);
+        }
+        self.tensor.run_on(values, |buffer| Op::Broadcast { root: 0, buffer })
     }
 
     /// Leaves all groups in order, so that slower peers see an end and not a death.
     pub fn retire(self) {
         self.tensor.retire();
-        self.world.retire();
-        if let Some(column) = self.column {
-            column.retire();
+        for group in [self.column, self.speakers].into_iter().flatten() {
+            group.retire();
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What the daemon orders and what the worker reports, without the wire's types.
 
-use reknit_layout::{Epoch, Holding, JobSpec, Plan, Step, WorkerKey};
+use reknit_layout::{Epoch, Holding, JobSpec, Layout, Step, Transfer, WorkerKey};
 use reknit_plane::{Endpoint, Ticket};
 use std::time::Duration;
 
@@ -39,9 +39,18 @@ pub struct Timeouts {
 #[derive(Debug)]
 pub struct Prepare {
     pub epoch: Epoch,
-    pub plan: Plan,
-    /// Members of the new layout and sources of its transfers.
-    pub participants: Vec<Participant>,
+    /// The worker's own group with its stage's columns; `None` when it only sends and then leaves.
+    pub layout: Option<Layout>,
+    /// Every member makes its state from the seed.
+    pub fresh: bool,
+    /// Those that this worker sends or receives, with their numbers in the plan.
+    pub transfers: Vec<(usize, Transfer)>,
+    /// Its group's members, those that sum its column, the first members of all groups and those that exchange its
+    /// transfers; in the order of ranks, empty where it has no part.
+    pub tensor: Vec<Participant>,
+    pub column: Vec<Participant>,
+    pub speakers: Vec<Participant>,
+    pub movers: Vec<Participant>,
     pub ticket: Ticket,
     /// The step that all resume from. Whoever has prepared but not committed it commits it first, with `vote`.
     pub resume_step: Step,

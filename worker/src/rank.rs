@@ -8,7 +8,7 @@ use crate::messages::{Committed, Phase, Prepare, Share, StepVote, Timeouts, Work
 use crate::reshard::{ReshardError, exchange};
 use reknit_layout::{Axis, Epoch, Holding, JobSpec, Layout, Place, Step, Units, WorkerKey};
 use reknit_model::{BatchError, Real, RebuildError, Received, Shard, ShardError, StepError};
-use reknit_plane::{AbortReason, Element, Op, Plane, Reduce};
+use reknit_plane::{AbortReason, Element, Plane};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -254,7 +254,8 @@ impl<T: Real + Element> Rank<T> {
         let Joined { reshard, mut team } = join_all(joiner, &*self.setting.plane)?;
         if let Some(team) = &mut team {
             // Ranks that read other texts under the same numbers would train a wrong model without a word.
-            self.corpus.check_against(&team.gather(self.corpus.fingerprint())?)?;
+            let nominal = self.setting.job.parallel.tensor as usize;
+            self.corpus.check_against(&team.gather(self.corpus.fingerprint(), nominal)?)?;
         }
         // State of another step is no use to anyone (SAME-STEP).
         let held = self.shard.as_ref().filter(|_| self.committed == prepare.resume_step);
@@ -262,8 +263,8 @@ impl<T: Real + Element> Rank<T> {
         let model = &self.setting.job.model;
         let (received, bytes_received) = match reshard {
             Some(mut comm) => {
-                let ranks: Vec<_> = prepare.participants.iter().map(|p| p.worker.clone()).collect();
-                let moved = exchange(&mut comm, model, &prepare.plan, &ranks, held)?;
+                let ranks: Vec<_> = prepare.movers.iter().map(|peer| peer.worker.clone()).collect();
+                let moved = exchange(&mut comm, model, prepare.epoch, &prepare.transfers, &ranks, held)?;
                 comm.retire();
                 moved
             }
@@ -272,7 +273,7 @@ impl<T: Real + Element> Rank<T> {
         let owned = team.as_ref().and_then(|team| owned_by(&team.layout, team.place));
         let shard = match owned {
             None => None,
-            Some(owned) if prepare.plan.fresh => Some(Shard::init(model, self.setting.job.run.seed, &owned)),
+            Some(owned) if prepare.fresh => Some(Shard::init(model, self.setting.job.run.seed, &owned)),
             Some(owned) if held.is_some_and(|held| *held.owned() == owned) => None,
             Some(owned) => Some(Shard::rebuild(model, &owned, held, &received)?),
         };
@@ -367,8 +368,7 @@ impl<T: Real + Element> Rank<T> {
         let first = team.tensor.rank() == 0;
         let norm = if team.speaks_for_norm { shard.gradient_norm_squared(first) } else { 0.0 };
         let loss = if team.speaks_for_loss { loss / tokens } else { 0.0 };
-        let ballot = vec![norm, loss, f64::from(u8::from(ask_pause))];
-        let result = team.world.run_on(ballot, |buffer| Op::AllReduce { reduce: Reduce::Sum, buffer })?;
+        let result = team.sum(vec![norm, loss, f64::from(u8::from(ask_pause))])?;
         let vote = StepVote { grad_norm_squared: result[0], loss: result[1] };
         let pause = result[2] > 0.0;
         let committed = self

@@ -5,7 +5,7 @@
 
 use crate::groups::{CommError, Communicator};
 use reknit_layout::job::ModelSpec;
-use reknit_layout::{Epoch, Plan, Transfer, WorkerKey};
+use reknit_layout::{Epoch, Transfer, WorkerKey};
 use reknit_model::{Real, Received, Shard, ShardError};
 use reknit_plane::{Buffer, Op};
 
@@ -26,25 +26,23 @@ pub enum ReshardError {
 /// Epoch, number of the transfer in the plan, length of the payload, CRC-32 of the payload; little-endian.
 const HEADER: usize = 8 + 4 + 8 + 4;
 
-/// Runs all transfers of the plan in which this worker takes part.
+/// Runs the transfers in which this worker takes part, each with its number in the plan.
 ///
 /// `participants` are the ranks of `comm`, in order. Returns what came, and how many bytes it was.
 pub fn exchange<T: Real>(
     comm: &mut Communicator,
     model: &ModelSpec,
-    plan: &Plan,
+    epoch: Epoch,
+    transfers: &[(usize, Transfer)],
     participants: &[WorkerKey],
     held: Option<&Shard<T>>,
 ) -> Result<(Received, u64), ReshardError> {
     let me = &participants[comm.rank()];
     let between = |from: &WorkerKey, to: &WorkerKey| {
         let (from, to) = (from.clone(), to.clone());
-        plan.transfers
-            .iter()
-            .enumerate()
-            .filter(move |(_, transfer)| (&transfer.from, &transfer.to) == (&from, &to))
+        let all = transfers.iter().map(|(number, transfer)| (*number, transfer));
+        all.filter(move |(_, transfer)| (&transfer.from, &transfer.to) == (&from, &to))
     };
-    let epoch = plan.layout.epoch;
 
     let mut outgoing = Vec::new();
     let mut send = Vec::with_capacity(participants.len());

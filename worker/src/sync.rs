@@ -1,6 +1,6 @@
 //! Where gradients meet over the replicas, as one rank sees it: a pure reading of the layout's sync columns.
 
-use reknit_layout::{Axis, Layout, Place, Slot, SyncColumns, Units};
+use reknit_layout::{Axis, Layout, Place, ReplicaId, Slot, SyncColumns, Units};
 
 /// Units of several axes, in the order in which their values travel.
 pub type Pieces = Vec<(Axis, Units)>;
@@ -10,6 +10,8 @@ pub type Pieces = Vec<(Axis, Units)>;
 pub struct SyncPlan {
     /// The sum is over more than one replica.
     pub needed: bool,
+    /// The first replica that trains.
+    pub first_replica: ReplicaId,
     /// Somebody in this group hands units over, so all of it takes part in the exchange.
     pub handover: bool,
     /// What this rank hands to each rank, for that rank's column.
@@ -56,6 +58,7 @@ impl SyncPlan {
         let needed = sync.hosts.iter().filter(|hosts| !hosts.is_empty()).count() > 1;
         Some(Self {
             needed,
+            first_replica: ReplicaId(sync.hosts.iter().position(|hosts| !hosts.is_empty())? as u32),
             handover: needed && active.iter().any(crossing),
             give: active.iter().map(|host| owned_in_column_of(place.slot, *host)).collect(),
             take: active.iter().map(|owner| owned_in_column_of(*owner, place.slot)).collect(),

@@ -8,7 +8,7 @@ use crew::fault::{Fault, How};
 use crew::{Crew, TIMEOUTS, job, refused};
 use reknit_layout::{Epoch, Place, Step};
 use reknit_model::Real;
-use reknit_plane::{AbortReason, Element};
+use reknit_plane::{AbortReason, Element, Op};
 use reknit_worker::abort::Aborts;
 use reknit_worker::control::{self, Desk};
 use reknit_worker::messages::{Order, Phase};
@@ -17,9 +17,16 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 const LOST: Place = Place::new(1, 0, 2);
+/// The first of the same group: it speaks for it.
+const SPEAKER: Place = Place::new(1, 0, 0);
 
 fn in_forward(at: u64) -> Fault {
-    Fault { group: "tensor", at, how: How::Die }
+    Fault { group: "tensor", op: |_| true, at, how: How::Die }
+}
+
+/// A group passes something on twice in a step: the replicated gradients, then what the vote decided.
+fn answer_of_the_vote(how: How) -> Fault {
+    Fault { group: "tensor", op: |op| matches!(op, Op::Broadcast { .. }), at: 1, how }
 }
 
 /// Steps `1..=steps`; `lost` dies in the middle of step `dies`, and is back after step `back`.
@@ -117,9 +124,10 @@ fn a_death_between_gradients_and_vote_discards_the_step_for_all() {
     let dir = tempfile::tempdir().unwrap();
     let mut crew = Crew::<f64>::start(job(dir.path(), "f64", 2, 4, 8));
     assert!(crew.train_to(3));
-    crew.arm(LOST, Fault { group: "world", at: 0, how: How::Die });
+    let dies = Fault { group: "speakers", op: |_| true, at: 0, how: How::Die };
+    crew.arm(SPEAKER, dies);
     assert!(!crew.train_to(8));
-    crew.bury(LOST);
+    crew.bury(SPEAKER);
     assert_eq!(crew.committed.0, 3);
     crew.reform(false).unwrap();
     assert_eq!(crew.rolled_forward, 0);
@@ -130,11 +138,30 @@ fn a_death_between_gradients_and_vote_discards_the_step_for_all() {
 }
 
 #[test]
+fn a_speaker_that_dies_with_the_answer_leaves_its_group_to_roll_forward() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut crew = Crew::<f64>::start(job(dir.path(), "f64", 2, 4, 8));
+    assert!(crew.train_to(3));
+    crew.arm(SPEAKER, answer_of_the_vote(How::Die));
+    assert!(!crew.train_to(8));
+    crew.bury(SPEAKER);
+    assert_eq!(crew.committed.0, 4, "the other group committed step 4");
+    assert_eq!(crew.seat(LOST).rank.committed().0, 3);
+    crew.reform(false).unwrap();
+    assert_eq!(crew.rolled_forward, 3);
+    assert!(crew.train_to(8));
+    crew.check_samples();
+    crew.digest();
+    let clean = undisturbed::<f64>(2, 4, "f64", 8);
+    assert!(worst(&crew.losses, &clean.losses) <= 1e-10);
+}
+
+#[test]
 fn who_missed_the_answer_of_a_vote_that_others_saw_rolls_forward() {
     let dir = tempfile::tempdir().unwrap();
     let mut crew = Crew::<f64>::start(job(dir.path(), "f64", 2, 4, 8));
     assert!(crew.train_to(3));
-    crew.arm(LOST, Fault { group: "world", at: 0, how: How::LoseAnswer });
+    crew.arm(LOST, answer_of_the_vote(How::LoseAnswer));
     assert!(!crew.train_to(8));
     assert_eq!(crew.committed.0, 4, "the others committed step 4");
     assert_eq!(crew.seat(LOST).rank.committed().0, 3);
@@ -157,7 +184,7 @@ fn a_second_death_during_the_reshard_leaves_the_old_state_whole() {
     crew.arm(LOST, in_forward(5));
     assert!(!crew.train_to(12));
     crew.bury(LOST);
-    crew.arm(second, Fault { group: "reshard", at: 0, how: How::Die });
+    crew.arm(second, Fault { group: "reshard", op: |_| true, at: 0, how: How::Die });
     refused(crew.reform(false));
     crew.bury(second);
     crew.reform(false).unwrap();
@@ -217,12 +244,12 @@ fn a_worker_that_finds_other_files_takes_no_part() {
 fn a_join_that_fails_says_who_is_to_blame_and_not_what_it_cut_short() {
     let dir = tempfile::tempdir().unwrap();
     let mut crew = Crew::<f64>::start(job(dir.path(), "f64", 2, 2, 8));
-    let prepare = crew.plan(false).unwrap();
+    let orders = crew.plan(false).unwrap();
     let dead = crew.dismiss(Place::new(0, 0, 0)).worker;
-    // Only its world group has the dead one among the members; its other groups wait for peers that do not come yet.
-    let seat = crew.seat(Place::new(1, 0, 1));
+    // Two of its groups have the dead one among the members; the other one waits for a peer that does not come yet.
+    let seat = crew.seat(Place::new(1, 0, 0));
     seat.rank.leave_epoch();
-    let error = seat.rank.prepare(&prepare).unwrap_err();
+    let error = seat.rank.prepare(&orders.of(&seat.worker.clone())).unwrap_err();
     assert_eq!(error.plane().unwrap().peer, Some(dead), "{error}");
 }
 
@@ -232,8 +259,9 @@ fn state_of_another_step_is_not_taken_along() {
     let mut crew = Crew::<f64>::start(job(dir.path(), "f64", 2, 2, 8));
     assert!(crew.train_to(2));
     let mut left_out = crew.dismiss(Place::new(1, 0, 1));
-    let mut prepare = crew.plan(false).unwrap();
-    prepare.resume_step = Step(3);
+    let mut orders = crew.plan(false).unwrap();
+    orders.resume_step = Step(3);
+    let prepare = orders.of(&left_out.worker);
     left_out.rank.leave_epoch();
     left_out.rank.prepare(&prepare).unwrap();
     assert!(!left_out.rank.state(Phase::Ready).holding.is_empty());
@@ -246,9 +274,10 @@ fn state_of_another_step_is_not_taken_along() {
 fn a_preparation_that_waits_for_peers_is_known_by_its_epoch_and_can_be_closed() {
     let dir = tempfile::tempdir().unwrap();
     let mut crew = Crew::<f64>::start(job(dir.path(), "f64", 1, 2, 8));
-    let mut prepare = crew.plan(true).unwrap();
-    prepare.epoch = Epoch(7);
+    let mut orders = crew.plan(true).unwrap();
+    orders.epoch = Epoch(7);
     let seat = crew.dismiss(Place::new(0, 0, 1));
+    let prepare = orders.of(&seat.worker);
     let desk = Desk {
         worker: seat.worker.clone(),
         plane: Arc::clone(&seat.plane),

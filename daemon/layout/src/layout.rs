@@ -77,6 +77,17 @@ impl Layout {
         })
     }
 
+    /// What of it concerns the members of `group`: that group and its stage's columns, and the batch.
+    pub fn cut_to(&self, group: &Group) -> Self {
+        let sync = self.sync.iter().filter(|sync| sync.stage == group.stage);
+        Self {
+            epoch: self.epoch,
+            groups: vec![group.clone()],
+            batch: self.batch.clone(),
+            sync: sync.cloned().collect(),
+        }
+    }
+
     pub fn group(&self, replica: ReplicaId, stage: StageId) -> Option<&Group> {
         self.groups.iter().find(|group| (group.replica, group.stage) == (replica, stage))
     }

@@ -4,6 +4,7 @@
 
 mod batch;
 pub mod check;
+mod circles;
 mod contingency;
 mod cost;
 mod grid;
@@ -24,6 +25,7 @@ pub mod topology;
 pub mod units;
 
 pub use check::{Rule, Violation, check};
+pub use circles::{Circle, Circles, Part};
 pub use contingency::{Contingency, Exposure, contingency, contingency_of_lost};
 pub use cost::Predicted;
 pub use holding::Holding;

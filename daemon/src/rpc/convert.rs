@@ -10,7 +10,7 @@ use reknit_engine::{
     WorkerPhase, WorkerState,
 };
 use reknit_layout::{Epoch, GpuId, Holding, Incarnation, JobSpec, NodeName, Step, WorkerKey};
-use reknit_proto::v1;
+use reknit_proto::{Bytes, Message, v1};
 use std::time::Duration;
 use tonic::Status;
 
@@ -352,17 +352,21 @@ pub fn pause(epoch: Epoch) -> v1::WorkerOrder {
     to_worker(v1::worker_order::Order::Pause(v1::Pause { epoch: epoch.0 }))
 }
 
-/// `plan` as JSON.
-pub fn prepare(
-    job: &JobName,
-    epoch: Epoch,
-    plan: Vec<u8>,
-    participants: &[Participant],
-    ticket: [u8; 32],
-    resume_step: Step,
-    vote: Option<StepVote>,
-) -> v1::WorkerOrder {
-    let participants = participants.iter().map(|participant| v1::Participant {
+/// What of a plan concerns one worker, encoded as `Prepare` carries it.
+#[derive(Debug, Default)]
+pub struct PlanPart {
+    pub layout: Bytes,
+    pub fresh: bool,
+    pub transfers: Bytes,
+    pub tensor: Bytes,
+    pub column: Bytes,
+    pub speakers: Bytes,
+    pub movers: Bytes,
+}
+
+/// A `Peers`, encoded.
+pub fn peers<'a>(job: &JobName, participants: impl Iterator<Item = &'a Participant>) -> Bytes {
+    let peers = participants.map(|participant| v1::Participant {
         worker: Some(key(job, &participant.worker)),
         endpoint: Some(v1::Endpoint {
             node: participant.endpoint.node.clone(),
@@ -370,13 +374,29 @@ pub fn prepare(
             tcp: participant.endpoint.tcp.clone(),
         }),
     });
+    v1::Peers { peers: peers.collect() }.encode_to_vec().into()
+}
+
+pub fn prepare(
+    epoch: Epoch,
+    part: PlanPart,
+    ticket: [u8; 32],
+    resume_step: Step,
+    vote: Option<StepVote>,
+) -> v1::WorkerOrder {
+    let PlanPart { layout, fresh, transfers, tensor, column, speakers, movers } = part;
     to_worker(v1::worker_order::Order::Prepare(v1::Prepare {
         epoch: epoch.0,
-        plan,
-        participants: participants.collect(),
-        ticket: ticket.to_vec(),
+        ticket: ticket.to_vec().into(),
         resume_step: resume_step.0,
         vote: vote.map(|vote| v1::StepVote { grad_norm_squared: vote.grad_norm_squared, loss: vote.loss }),
+        layout,
+        fresh,
+        transfers,
+        tensor,
+        column,
+        speakers,
+        movers,
     }))
 }
 

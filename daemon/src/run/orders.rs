@@ -1,6 +1,7 @@
 //! Carries out the engine's commands.
 
 use super::Coordinator;
+use super::prepares::Prepares;
 use crate::failure::Failure;
 use crate::input::Input;
 use crate::rpc::convert;
@@ -9,23 +10,6 @@ use reknit_engine::{Command, Event, JobName, Notice, Participant, StepVote};
 use reknit_layout::{Epoch, NodeName, Plan, PlanRequest, Step, WorkerKey};
 use reknit_proto::v1;
 use std::sync::Arc;
-
-/// The last plan as JSON: all members of an epoch get the same one, and it may be large.
-#[derive(Debug, Default)]
-pub(super) struct PlanJson(Option<(Arc<Plan>, Vec<u8>)>);
-
-impl PlanJson {
-    fn of(&mut self, plan: &Arc<Plan>) -> Result<Vec<u8>, serde_json::Error> {
-        match &self.0 {
-            Some((last, json)) if Arc::ptr_eq(last, plan) => Ok(json.clone()),
-            Some(_) | None => {
-                let json = serde_json::to_vec(plan.as_ref())?;
-                self.0 = Some((plan.clone(), json.clone()));
-                Ok(json)
-            }
-        }
-    }
-}
 
 impl Coordinator {
     /// What the engine must hear of it, if anything.
@@ -108,11 +92,13 @@ impl Coordinator {
                 "job {job}: epoch {epoch} was prepared after a newer one (ONE-EPOCH)"
             )));
         };
-        let plan = self
-            .plan_json
-            .of(plan)
-            .map_err(|error| Failure::Internal(format!("job {job}: the plan has no JSON form: {error}")))?;
-        let order = convert::prepare(&job, epoch, plan, participants, ticket, resume_step, vote);
+        let bad = |error| Failure::Internal(format!("job {job}: the plan has no JSON form: {error}"));
+        let prepares = match self.prepares.take().filter(|prepares| prepares.are_of(plan)) {
+            Some(prepares) => prepares,
+            None => Prepares::new(&job, plan, participants).map_err(bad)?,
+        };
+        let part = self.prepares.insert(prepares).of(&worker).map_err(bad)?;
+        let order = convert::prepare(epoch, part, ticket, resume_step, vote);
         Ok(self.order_worker(job, worker, order))
     }
 

@@ -1,6 +1,6 @@
 //! An agent and workers on the wire, without GPUs or training: they keep the protocol and nothing else.
 
-use reknit_layout::{GpuId, Holding, Incarnation, JobSpec, Plan, Step, WorkerKey};
+use reknit_layout::{GpuId, Holding, Incarnation, JobSpec, Layout, Step, WorkerKey};
 use reknit_proto::v1;
 use std::collections::BTreeMap;
 use tokio::sync::mpsc;
@@ -224,7 +224,7 @@ async fn worker(address: String, key: v1::WorkerKey, tell: mpsc::UnboundedSender
                     send(v1::worker_report::Report::Quiesced(v1::Quiesced { state })).await;
                 }
                 v1::worker_order::Order::Prepare(prepare) => {
-                    let (epoch, ticket) = (prepare.epoch, prepare.ticket.clone());
+                    let (epoch, ticket) = (prepare.epoch, prepare.ticket.to_vec());
                     let _ = tell.send(Told::Prepare { worker, epoch, ticket });
                     state.phase = Phase::Ready.into();
                     state.ready_epoch = epoch;
@@ -260,12 +260,12 @@ fn resumed(
     me: &WorkerKey,
     global_batch: u64,
 ) -> v1::Committed {
-    let plan: Plan = serde_json::from_slice(&prepared.plan).unwrap();
-    let place = plan.layout.place_of(me).expect("a member");
-    let group = plan.layout.group(place.replica, place.stage).unwrap();
+    let layout: Layout = serde_json::from_slice(&prepared.layout).unwrap();
+    let place = layout.place_of(me).expect("a member");
+    let group = layout.group(place.replica, place.stage).unwrap();
     let step = prepared.resume_step + 1;
     let holding = Holding { step: Step(step), units: group.owned(place.slot).into() };
-    let samples = plan.layout.samples_of(place.replica);
+    let samples = layout.samples_of(place.replica);
     let vote = v1::StepVote { grad_norm_squared: 1.0, loss: 5.0 };
     *state = v1::WorkerState {
         phase: Phase::Training.into(),

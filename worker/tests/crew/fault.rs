@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-/// What goes wrong, once, at the `at`-th operation (from 0) of the groups whose name starts with `group`.
+/// What goes wrong, once, at the `at`-th of these operations (from 0) in the groups whose name starts with `group`.
 #[derive(Debug, Clone)]
 pub(crate) struct Fault {
     pub(crate) group: &'static str,
+    pub(crate) op: fn(&Op) -> bool,
     pub(crate) at: u64,
     pub(crate) how: How,
 }
@@ -69,9 +70,9 @@ impl Trigger {
         *self.fault.lock().unwrap() = Some(fault);
     }
 
-    fn due(&self, group: &str) -> Option<How> {
+    fn due(&self, group: &str, op: &Op) -> Option<How> {
         let mut fault = self.fault.lock().unwrap();
-        let armed = fault.as_ref().filter(|fault| group.starts_with(fault.group))?;
+        let armed = fault.as_ref().filter(|fault| group.starts_with(fault.group) && (fault.op)(op))?;
         if self.seen.fetch_add(1, Ordering::SeqCst) < armed.at {
             return None;
         }
@@ -119,7 +120,7 @@ impl Group for FaultGroup {
 
     fn submit(&mut self, op: Op, deadline: Duration) -> Box<dyn Work> {
         let lost = || PlaneError::Aborted { group: self.name.clone(), reason: AbortReason::Leaving };
-        match self.trigger.due(&self.name) {
+        match self.trigger.due(&self.name, &op) {
             None => self.group.submit(op, deadline),
             Some(How::Die) => {
                 self.group.aborter().abort(AbortReason::Leaving);

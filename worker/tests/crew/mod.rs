@@ -6,8 +6,8 @@ pub(crate) mod fault;
 
 use fault::{Fault, FaultPlane, Tally, Trigger};
 use reknit_layout::{
-    Epoch, GpuId, Holding, Incarnation, JobSpec, Place, Plan, PlanRequest, Step, Topology, WorkerKey,
-    candidates,
+    Circle, Circles, Epoch, GpuId, Holding, Incarnation, JobSpec, Place, Plan, PlanRequest, Step, Topology,
+    WorkerKey, candidates,
 };
 use reknit_model::Real;
 use reknit_plane::host::HostPlane;
@@ -95,6 +95,41 @@ seed = 11
         text.display()
     );
     JobSpec::parse(&toml, "crew.toml").unwrap()
+}
+
+/// A plan and what everyone is told of it.
+pub(crate) struct Orders {
+    pub(crate) epoch: Epoch,
+    pub(crate) plan: Plan,
+    pub(crate) resume_step: Step,
+    circles: Circles,
+    participants: Vec<Participant>,
+    vote: Option<StepVote>,
+}
+
+impl Orders {
+    pub(crate) fn of(&self, worker: &WorkerKey) -> Prepare {
+        let part = self.circles.part(worker).cloned().unwrap_or_default();
+        let peers = |circle: Option<&Circle>| {
+            let found = circle.into_iter().flatten();
+            let found = found.filter_map(|key| self.participants.iter().find(|p| p.worker == *key));
+            found.cloned().collect::<Vec<_>>()
+        };
+        let layout = &self.plan.layout;
+        Prepare {
+            epoch: self.epoch,
+            layout: part.tensor.map(|group| layout.cut_to(&layout.groups[group])),
+            fresh: self.plan.fresh,
+            transfers: part.transfers.iter().map(|at| (*at, self.plan.transfers[*at].clone())).collect(),
+            tensor: peers(part.tensor.map(|at| &self.circles.tensor[at])),
+            column: peers(part.column.map(|at| &self.circles.columns[at])),
+            speakers: peers(part.speaks.then_some(&self.circles.speakers)),
+            movers: peers(part.movers.map(|at| &self.circles.movers[at])),
+            ticket: Ticket([self.epoch.0 as u8; 32]),
+            resume_step: self.resume_step,
+            vote: self.vote,
+        }
+    }
 }
 
 impl<T: Real + Element> Crew<T> {
@@ -214,8 +249,9 @@ impl<T: Real + Element> Crew<T> {
 
     /// A new epoch of everyone who sits: plan from what is held, prepare, commit, resume.
     pub(crate) fn reform(&mut self, fresh: bool) -> Result<Plan, String> {
-        let prepare = Arc::new(self.plan(fresh)?);
+        let orders = self.plan(fresh)?;
         let outcomes = self.everyone(|seat| {
+            let prepare = orders.of(&seat.worker);
             seat.rank.leave_epoch();
             let rolled = seat.rank.roll_forward(&prepare).map_err(|error| error.to_string())?;
             let prepared = seat.rank.prepare(&prepare).map_err(|error| error.to_string())?;
@@ -242,14 +278,14 @@ impl<T: Real + Element> Crew<T> {
         digests.dedup();
         assert_eq!(digests.len(), 1, "REPLICATED");
         for seat in &mut self.seats {
-            assert!(seat.rank.resume(prepare.epoch));
+            assert!(seat.rank.resume(orders.epoch));
         }
-        self.degrees.push(prepare.plan.layout.degrees());
-        Ok(prepare.plan.clone())
+        self.degrees.push(orders.plan.layout.degrees());
+        Ok(orders.plan)
     }
 
     /// What everyone who sits would be told to prepare next.
-    pub(crate) fn plan(&mut self, fresh: bool) -> Result<Prepare, String> {
+    pub(crate) fn plan(&mut self, fresh: bool) -> Result<Orders, String> {
         self.epoch = Epoch(self.epoch.0 + 1);
         let states: Vec<WorkerState> =
             self.seats.iter().map(|seat| seat.rank.state(Phase::Quiesced)).collect();
@@ -275,11 +311,11 @@ impl<T: Real + Element> Crew<T> {
             .seats
             .iter()
             .map(|seat| Participant { worker: seat.worker.clone(), endpoint: seat.plane.endpoint() });
-        Ok(Prepare {
+        Ok(Orders {
             epoch: self.epoch,
+            circles: Circles::new(&plan),
             plan,
             participants: participants.collect(),
-            ticket: Ticket([self.epoch.0 as u8; 32]),
             resume_step: newest,
             vote,
         })
