@@ -13,7 +13,7 @@ PROGRAMS = -p reknit -p reknitd -p reknit-agent -p reknit-worker -p reknit-simdr
 SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test bench fuzz fmt lint
+.PHONY: help setup build demo test bench chaos fuzz fmt lint
 
 help: ## Say what each command does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,10 @@ test: setup ## Check format, lints, purity and documents, then run every test an
 
 bench: setup ## Measure what the agent costs and how soon faults are reported; some minutes
 	@$(CARGO) bench -p reknit-agent --locked
+
+chaos: setup ## Kill the daemon a hundred times while a job trains and loses workers; about a minute
+	$(CARGO) build --workspace --locked
+	$(CARGO) test -p reknit-tests --test process --locked -- --ignored --nocapture
 
 fuzz: setup ## Fuzz the readers of job, topology and holdings files, SECONDS=60 each
 	CARGO=$(CARGO) .ci/fuzz $(SECONDS)

@@ -2,3 +2,4 @@
 
 mod agents;
 mod recovery;
+mod takeover_embedded;

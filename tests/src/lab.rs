@@ -1,10 +1,13 @@
 //! A daemon and some nodes with simulated GPUs on this machine, each a real process, on loopback.
 
+use crate::etcd::{Etcd, free_ports};
 use crate::job::{TEXT, TestJob};
 use crate::watch::Watch;
 use anyhow::{Context, Result, bail, ensure};
 use reknit_proto::v1::admin_client::AdminClient;
-use reknit_proto::v1::{GetJobRequest, Job, ListIncidentsRequest, SubmitJobRequest, WatchEventsRequest};
+use reknit_proto::v1::{
+    GetJobRequest, Job, ListIncidentsRequest, ListNodesRequest, SubmitJobRequest, WatchEventsRequest,
+};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use std::collections::BTreeSet;
@@ -17,17 +20,23 @@ use tonic::transport::Channel;
 
 /// Everything in a test is awaited at most this long.
 pub const LIMIT: Duration = Duration::from_secs(60);
+/// How long after a leader's death another may lead.
+pub const LEASE: Duration = Duration::from_secs(3);
+/// A daemon that is stopped or gone does not answer.
+const ASK_LIMIT: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Clone, Copy)]
 pub struct LabOptions {
     pub nodes: u32,
     pub gpus: u32,
     pub rejoin_hold_ms: u32,
+    /// One keeps its state in a file; several, in an etcd of three members.
+    pub daemons: usize,
 }
 
 impl Default for LabOptions {
     fn default() -> Self {
-        Self { nodes: 2, gpus: 4, rejoin_hold_ms: 500 }
+        Self { nodes: 2, gpus: 4, rejoin_hold_ms: 500, daemons: 1 }
     }
 }
 
@@ -36,11 +45,18 @@ impl Default for LabOptions {
 pub struct Lab {
     pub dir: TempDir,
     options: LabOptions,
-    address: String,
-    daemon: Option<Child>,
+    pub etcd: Option<Etcd>,
+    daemons: Vec<Daemon>,
     agents: Vec<Child>,
     pids: BTreeSet<u32>,
     stopped: bool,
+}
+
+#[derive(Debug)]
+struct Daemon {
+    /// `host:port`. Port 0 until it was started once.
+    address: String,
+    process: Option<Child>,
 }
 
 /// A program of this build.
@@ -54,17 +70,26 @@ pub fn program(name: &str) -> Result<PathBuf> {
 
 impl Lab {
     pub async fn start(options: LabOptions) -> Result<Self> {
-        let dir = tempfile::tempdir()?;
+        let several = options.daemons > 1;
+        let etcd = if several { Some(Etcd::start().await?) } else { None };
+        // The agents are told all addresses before the daemons have been started.
+        let ports = if several { free_ports(options.daemons)? } else { vec![0] };
+        let daemons = ports.into_iter().map(|port| format!("127.0.0.1:{port}"));
         let mut lab = Self {
-            dir,
+            dir: tempfile::tempdir()?,
             options,
-            address: "127.0.0.1:0".to_owned(),
-            daemon: None,
+            etcd,
+            daemons: daemons.map(|address| Daemon { address, process: None }).collect(),
             agents: Vec::new(),
             pids: BTreeSet::new(),
             stopped: false,
         };
-        lab.start_daemon().await?;
+        if several {
+            (0..options.daemons).try_for_each(|number| lab.spawn_daemon(number))?;
+            lab.leader().await?;
+        } else {
+            lab.start_daemon().await?;
+        }
         for node in 0..options.nodes {
             let state = lab.driver_state(node).display().to_string();
             let (gpus, name) = (options.gpus.to_string(), format!("node-{node}"));
@@ -75,7 +100,7 @@ impl Lab {
         let want = (options.nodes * options.gpus) as usize;
         let mut admin = lab.admin().await?;
         eventually("all GPUs to be reported", async || {
-            let nodes = admin.list_nodes(reknit_proto::v1::ListNodesRequest {}).await?.into_inner().nodes;
+            let nodes = admin.list_nodes(ListNodesRequest {}).await?.into_inner().nodes;
             Ok(nodes.iter().map(|node| node.gpus.len()).sum::<usize>() == want)
         })
         .await?;
@@ -87,34 +112,53 @@ impl Lab {
         Ok(std::fs::File::options().create(true).append(true).open(path)?)
     }
 
-    /// Starts the daemon; after the first time at the address it had.
+    /// Starts the only daemon; after the first time at the address it had.
     pub async fn start_daemon(&mut self) -> Result<()> {
         let ready = self.dir.path().join("ready");
         let _ = std::fs::remove_file(&ready);
-        let child = Command::new(program("reknitd")?)
-            .args(["--listen", &self.address, "--state-dir"])
-            .arg(self.dir.path().join("daemon"))
-            .arg("--ready-file")
-            .arg(&ready)
-            .args(["--rejoin-hold-ms", &self.options.rejoin_hold_ms.to_string()])
-            .stdin(Stdio::null())
-            .stdout(self.log("daemon.log")?)
-            .stderr(self.log("daemon.log")?)
-            .spawn()?;
-        self.daemon = Some(child);
+        self.spawn_daemon(0)?;
         let mut address = String::new();
         eventually("the daemon to listen", async || {
             address = std::fs::read_to_string(&ready).unwrap_or_default().trim().to_owned();
             Ok(!address.is_empty())
         })
         .await?;
-        self.address = address;
+        self.daemons[0].address = address;
         Ok(())
     }
 
-    /// kill -9, confirmed.
+    /// Starts a daemon, which leads or stands by.
+    pub fn spawn_daemon(&mut self, number: usize) -> Result<()> {
+        let mut command = Command::new(program("reknitd")?);
+        command
+            .args(["--listen", &self.daemons[number].address])
+            .args(["--rejoin-hold-ms", &self.options.rejoin_hold_ms.to_string()])
+            .stdin(Stdio::null())
+            .stdout(self.log("daemon.log")?)
+            .stderr(self.log("daemon.log")?);
+        match &self.etcd {
+            Some(etcd) => {
+                let lease = LEASE.as_secs().to_string();
+                command.args(["--store", "etcd", "--endpoints", &etcd.endpoints()]);
+                command.args(["--etcd-lease-seconds", &lease]);
+            }
+            None => {
+                command.arg("--state-dir").arg(self.dir.path().join("daemon"));
+                command.arg("--ready-file").arg(self.dir.path().join("ready"));
+            }
+        }
+        self.daemons[number].process = Some(command.spawn()?);
+        Ok(())
+    }
+
+    /// kill -9 of the only daemon, confirmed.
     pub fn kill_daemon(&mut self) -> Result<()> {
-        let mut daemon = self.daemon.take().context("the daemon runs")?;
+        self.kill_daemon_at(0)
+    }
+
+    /// kill -9, confirmed.
+    pub fn kill_daemon_at(&mut self, number: usize) -> Result<()> {
+        let mut daemon = self.daemons[number].process.take().context("the daemon runs")?;
         daemon.kill()?;
         let status = daemon.wait()?;
         ensure!(!status.success(), "the daemon was killed, yet {status}");
@@ -136,7 +180,7 @@ impl Lab {
         // This machine's own log may tell of GPUs at the places of the simulated ones.
         std::fs::File::options().create(true).append(true).open(&kmsg)?;
         let child = Command::new(program("reknit-agent")?)
-            .args(["--daemon", &format!("http://{}", self.address), "--node", &name])
+            .args(["--daemon", &self.addresses(), "--node", &name])
             .arg("--nvml-library")
             .arg(library)
             .arg("--state-dir")
@@ -175,7 +219,46 @@ impl Lab {
     }
 
     pub fn signal_daemon(&self, with: Signal) -> Result<()> {
-        signal(self.daemon.as_ref().context("the daemon runs")?.id(), with)
+        self.signal_daemon_at(0, with)
+    }
+
+    pub fn signal_daemon_at(&self, number: usize, with: Signal) -> Result<()> {
+        signal(self.daemon_pid(number)?, with)
+    }
+
+    pub fn daemon_pid(&self, number: usize) -> Result<u32> {
+        Ok(self.daemons[number].process.as_ref().context("the daemon runs")?.id())
+    }
+
+    /// Of all daemons, as clients take them.
+    fn addresses(&self) -> String {
+        let urls: Vec<_> = self.daemons.iter().map(|daemon| format!("http://{}", daemon.address)).collect();
+        urls.join(",")
+    }
+
+    /// The daemon that leads, as soon as one does.
+    pub async fn leader(&self) -> Result<usize> {
+        let mut leader = None;
+        eventually("a daemon to lead", async || {
+            for number in 0..self.daemons.len() {
+                if self.leads(number).await {
+                    leader = Some(number);
+                }
+            }
+            Ok(leader.is_some())
+        })
+        .await?;
+        leader.context("just seen")
+    }
+
+    /// Only the leader knows the nodes.
+    pub async fn leads(&self, number: usize) -> bool {
+        let asked = async { self.admin_of(number).await.ok()?.list_nodes(ListNodesRequest {}).await.ok() };
+        tokio::time::timeout(ASK_LIMIT, asked).await.is_ok_and(|answer| answer.is_some())
+    }
+
+    pub async fn admin_of(&self, number: usize) -> Result<AdminClient<Channel>> {
+        Ok(AdminClient::connect(format!("http://{}", self.daemons[number].address)).await?)
     }
 
     /// What a process of the lab has logged so far.
@@ -184,14 +267,14 @@ impl Lab {
     }
 
     pub async fn nodes(&self) -> Result<Vec<reknit_proto::v1::Node>> {
-        let request = reknit_proto::v1::ListNodesRequest {};
+        let request = ListNodesRequest {};
         Ok(self.admin().await?.list_nodes(request).await?.into_inner().nodes)
     }
 
     /// The operator's tool, asking this lab's daemon: its exit status, output and error.
     pub fn reknit(&self, args: &[&str]) -> Result<(Option<i32>, String, String)> {
         let mut command = Command::new(program("reknit")?);
-        command.args(args).env("REKNIT_DAEMON", format!("http://{}", self.address));
+        command.args(args).env("REKNIT_DAEMON", self.addresses());
         let output = command.output()?;
         Ok((output.status.code(), String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?))
     }
@@ -210,8 +293,10 @@ impl Lab {
         Ok(std::fs::read_to_string(self.driver_state(node))?)
     }
 
+    /// Of the daemon that leads.
     pub async fn admin(&self) -> Result<AdminClient<Channel>> {
-        Ok(AdminClient::connect(format!("http://{}", self.address)).await?)
+        let leader = if self.daemons.len() > 1 { self.leader().await? } else { 0 };
+        self.admin_of(leader).await
     }
 
     pub async fn submit(&mut self, job: TestJob) -> Result<()> {
@@ -234,6 +319,14 @@ impl Lab {
     pub async fn job(&self) -> Result<Job> {
         let request = GetJobRequest { name: "test".to_owned() };
         Ok(self.admin().await?.get_job(request).await?.into_inner())
+    }
+
+    /// So many workers train in the present layout.
+    pub async fn is_whole(&mut self, workers: usize) -> Result<bool> {
+        let job = self.job().await?;
+        self.pids.extend(job.workers.iter().map(|worker| worker.pid).filter(|pid| *pid > 0));
+        let members = job.workers.iter().filter(|worker| !worker.place.is_empty() && worker.pid > 0);
+        Ok(job.phase == "Running" && members.count() == workers)
     }
 
     pub async fn incidents(&self) -> Result<Vec<reknit_proto::v1::Incident>> {
@@ -270,9 +363,10 @@ impl Lab {
         for mut agent in std::mem::take(&mut self.agents) {
             ensure!(wait_limited(&mut agent)?.success(), "an agent did not stop well");
         }
-        let mut daemon = self.daemon.take().context("the daemon runs")?;
-        signal(daemon.id(), Signal::TERM)?;
-        ensure!(wait_limited(&mut daemon)?.success(), "the daemon did not stop well");
+        for daemon in self.daemons.iter_mut().filter_map(|daemon| daemon.process.as_mut()) {
+            signal(daemon.id(), Signal::TERM)?;
+            ensure!(wait_limited(daemon)?.success(), "a daemon did not stop well");
+        }
         for pid in &self.pids {
             ensure!(!is_worker(*pid), "worker {pid} is left behind");
         }
@@ -289,7 +383,7 @@ impl Drop for Lab {
                 let _ = agent.kill();
             }
         }
-        if let Some(daemon) = &mut self.daemon {
+        for daemon in self.daemons.iter_mut().filter_map(|daemon| daemon.process.as_mut()) {
             let _ = daemon.kill();
             let _ = daemon.wait();
         }

@@ -1,5 +1,6 @@
 //! Whole clusters of real processes, for the tests in `process`.
 
+pub mod etcd;
 pub mod job;
 pub mod lab;
 pub mod watch;

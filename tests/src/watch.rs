@@ -1,6 +1,6 @@
 //! The daemon's events, awaited and kept.
 
-use crate::lab::LIMIT;
+use crate::lab::{LIMIT, Lab};
 use anyhow::{Context, Result, ensure};
 use reknit_proto::v1::job_event::Event;
 use reknit_proto::v1::{GpuHealthChanged, Incident, JobEvent, LayoutCommitted};
@@ -39,6 +39,34 @@ impl Watch {
             samples_repeated: 0,
             complete: 0,
         }
+    }
+
+    /// Goes on with another daemon's events; what was seen stays.
+    pub fn follow(&mut self, events: Streaming<JobEvent>) {
+        self.events = events;
+    }
+
+    pub fn into_events(self) -> Streaming<JobEvent> {
+        self.events
+    }
+
+    /// Until so many workers train at a place: the layout may have been committed before anybody watched.
+    pub async fn until_whole(&mut self, lab: &mut Lab, workers: usize) -> Result<()> {
+        while !lab.is_whole(workers).await? {
+            self.steps(1).await?;
+        }
+        Ok(())
+    }
+
+    /// What was sent before the daemon died.
+    pub async fn until_the_end(&mut self) -> Result<()> {
+        let ended = async {
+            while let Ok(Some(event)) = self.events.message().await {
+                self.take(event)?;
+            }
+            Ok(())
+        };
+        tokio::time::timeout(LIMIT, ended).await.context("the events of a dead daemon do not end")?
     }
 
     /// The degrees of the last layout seen.
