@@ -70,7 +70,7 @@ fn serve<T: Real + Element>(
         timeouts,
         plane: Arc::clone(&desk.plane),
         aborts: Arc::clone(&desk.aborts),
-        ticks: desk.status.ticks(),
+        pace: Arc::clone(desk.status.pace()),
     };
     let rank = Rank::<T>::new(setting)?;
     Control { desk, rank, phase: Phase::Idle }.run(orders)
@@ -205,7 +205,7 @@ impl<T: Real + Element> Control<'_, T> {
         let epoch = self.rank.epoch();
         match self.rank.train_step(self.desk.status.pause_asked(epoch)) {
             Ok(done) => {
-                self.desk.status.set_committed(done.committed.step, done.committed.vote);
+                self.desk.status.set_committed(done.committed.step, done.committed.vote, done.computed);
                 self.desk.outbox.push(Report::Committed(done.committed));
                 self.complete_if_finished();
                 if done.pause && self.phase == Phase::Training {

@@ -1,8 +1,9 @@
 //! Between the wire's types and ours: the one place that knows both.
 
 use crate::messages::{
-    Committed, Order, Participant, Phase, Prepare, Report, StepVote, Timeouts, WorkerState,
+    Committed, Order, Participant, Phase, Prepare, Report, StepPart, StepVote, Timeouts, WorkerState,
 };
+use crate::pace::Activity;
 use reknit_layout::{Epoch, GpuId, Incarnation, JobSpec, NodeName, Step, WorkerKey};
 use reknit_plane::{Endpoint, Ticket};
 use reknit_proto::{Bytes, Message, v1};
@@ -37,12 +38,36 @@ pub fn hello(
     }))
 }
 
-pub fn progress(state: &WorkerState, ticks: u64) -> v1::WorkerReport {
+/// `step` is the last committed one, and `computed` the time that all steps so far were computed for.
+pub fn progress(
+    job: &str,
+    epoch: Epoch,
+    step: Step,
+    computed: Duration,
+    activity: &Activity,
+) -> v1::WorkerReport {
     wrap(v1::worker_report::Report::Progress(v1::Progress {
-        epoch: state.epoch.0,
-        step: state.holding.step.0,
-        ticks,
+        epoch: epoch.0,
+        step: step.0,
+        ticks: activity.ticks,
+        part: part(activity.part).into(),
+        micro_batch: activity.micro_batch,
+        waiting_for: activity.waiting_for.iter().map(|worker| key(job, worker)).collect(),
+        waiting_ms: u32::try_from(activity.waiting.as_millis()).unwrap_or(u32::MAX),
+        computed_us: computed.as_micros() as u64,
     }))
+}
+
+fn part(part: Option<StepPart>) -> v1::progress::Part {
+    use v1::progress::Part;
+    match part {
+        None => Part::Unspecified,
+        Some(StepPart::Forward) => Part::Forward,
+        Some(StepPart::Backward) => Part::Backward,
+        Some(StepPart::Sums) => Part::Sums,
+        Some(StepPart::Vote) => Part::Vote,
+        Some(StepPart::Apply) => Part::Apply,
+    }
 }
 
 pub fn report(job: &str, report: Report) -> v1::WorkerReport {
@@ -78,6 +103,10 @@ pub fn order(order: v1::WorkerOrder) -> Result<Order, ConvertError> {
                 operation: millis(timeouts.operation_ms),
                 join: millis(timeouts.join_ms),
                 progress: millis(timeouts.progress_ms),
+                stall: match timeouts.stall_ms {
+                    0 => millis(timeouts.progress_ms),
+                    stall => millis(stall),
+                },
             };
             Order::Welcome { job: Box::new(job), timeouts }
         }

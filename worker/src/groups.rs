@@ -1,12 +1,12 @@
 //! The communicators of one epoch.
 
 use crate::abort::Aborts;
-use crate::messages::{Participant, Prepare, Timeouts};
+use crate::messages::{Participant, Prepare, StepPart, Timeouts};
+use crate::pace::{Pace, Party};
 use crate::sync::SyncPlan;
 use reknit_layout::{Layout, Place, WorkerKey};
 use reknit_model::TensorParallel;
 use reknit_plane::{Buffer, Element, Group, GroupSpec, Op, Plane, PlaneError, Reduce};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Communicator {
     group: Box<dyn Group>,
-    members: Vec<WorkerKey>,
+    party: Arc<Party>,
     deadline: Duration,
-    ticks: Arc<AtomicU64>,
+    pace: Arc<Pace>,
 }
 
 /// A failed operation, with the worker to suspect where the data plane can tell.
@@ -65,9 +65,9 @@ impl Communicator {
 
     /// Runs one operation to its end.
     pub fn run(&mut self, op: Op) -> Result<Buffer, CommError> {
-        let result = self.group.submit(op, self.deadline).wait();
-        self.ticks.fetch_add(1, Ordering::Relaxed);
-        result.map_err(|error| CommError::new(error, &self.members))
+        let Self { group, party, deadline, pace } = self;
+        let result = pace.wait(party, || group.submit(op, *deadline).wait());
+        result.map_err(|error| CommError::new(error, &party.members))
     }
 
     /// Runs one operation on numbers; it gives back numbers of the same type.
@@ -100,13 +100,17 @@ impl<T: Element> TensorParallel<T> for Communicator {
     fn all_reduce_max(&mut self, values: &mut Vec<T>) -> Result<(), CommError> {
         self.all_reduce(Reduce::Max, values)
     }
+
+    fn backward_begins(&mut self) {
+        self.pace.enter(StepPart::Backward);
+    }
 }
 
 impl Communicator {
     pub fn all_reduce<T: Element>(&mut self, reduce: Reduce, values: &mut Vec<T>) -> Result<(), CommError> {
         if self.size() == 1 {
             // Progress all the same: a member without any is suspected.
-            self.ticks.fetch_add(1, Ordering::Relaxed);
+            self.pace.tick();
             return Ok(());
         }
         *values = self.run_on(std::mem::take(values), |buffer| Op::AllReduce { reduce, buffer })?;
@@ -121,7 +125,7 @@ pub struct Joiner<'a> {
     pub me: &'a WorkerKey,
     pub prepare: &'a Prepare,
     pub timeouts: Timeouts,
-    pub ticks: &'a Arc<AtomicU64>,
+    pub pace: &'a Arc<Pace>,
     pub aborts: &'a Aborts,
 }
 
@@ -148,9 +152,10 @@ impl Joiner<'_> {
         };
         let members: Vec<_> = members.iter().map(|member| member.worker.clone()).collect();
         let group = plane.join(spec).map_err(|error| CommError::new(error, &members))?;
-        self.aborts.register(self.prepare.epoch, group.aborter());
-        let (deadline, ticks) = (self.timeouts.operation, Arc::clone(self.ticks));
-        Ok(Some(Communicator { group, members, deadline, ticks }))
+        let aborter = group.aborter();
+        self.aborts.register(self.prepare.epoch, Arc::clone(&aborter));
+        let (deadline, pace) = (self.timeouts.operation, Arc::clone(self.pace));
+        Ok(Some(Communicator { group, party: Arc::new(Party { aborter, members }), deadline, pace }))
     }
 }
 

@@ -12,6 +12,7 @@ pub mod exchange;
 pub mod groups;
 pub mod messages;
 pub mod order;
+pub mod pace;
 pub mod rank;
 pub mod reshard;
 pub mod session;

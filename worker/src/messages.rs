@@ -33,6 +33,8 @@ pub struct Timeouts {
     pub operation: Duration,
     pub join: Duration,
     pub progress: Duration,
+    /// An operation that has waited for so long is told of.
+    pub stall: Duration,
 }
 
 /// Everything a worker needs to get ready for a new epoch.
@@ -130,4 +132,24 @@ pub struct WorkerState {
     pub attempted: Step,
     /// The vote of the committed step.
     pub vote: Option<StepVote>,
+}
+
+/// What of a step the training thread is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StepPart {
+    Forward = 1,
+    Backward,
+    /// The sum of gradients over replicas.
+    Sums,
+    Vote,
+    /// The optimizer.
+    Apply,
+}
+
+impl StepPart {
+    /// `None` for a number that no part has.
+    pub fn numbered(number: u32) -> Option<Self> {
+        let all = [Self::Forward, Self::Backward, Self::Sums, Self::Vote, Self::Apply];
+        all.into_iter().find(|part| *part as u32 == number)
+    }
 }

@@ -4,15 +4,15 @@ use crate::abort::Aborts;
 use crate::corpus::{Corpus, CorpusError};
 use crate::exchange::{ExchangeError, sum_over_replicas};
 use crate::groups::{CommError, Joined, Joiner, Team, join_all};
-use crate::messages::{Committed, Phase, Prepare, Share, StepVote, Timeouts, WorkerState};
+use crate::messages::{Committed, Phase, Prepare, Share, StepPart, StepVote, Timeouts, WorkerState};
+use crate::pace::Pace;
 use crate::reshard::{ReshardError, exchange};
 use reknit_layout::{Axis, Epoch, Holding, JobSpec, Layout, Place, Step, Units, WorkerKey};
 use reknit_model::{BatchError, Real, RebuildError, Received, Shard, ShardError, StepError};
 use reknit_plane::{AbortReason, Element, Plane};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What a rank is given once.
 #[derive(Clone)]
@@ -22,8 +22,8 @@ pub struct Setting {
     pub timeouts: Timeouts,
     pub plane: Arc<dyn Plane>,
     pub aborts: Arc<Aborts>,
-    /// Grows with every operation done.
-    pub ticks: Arc<AtomicU64>,
+    /// Says what this rank is doing.
+    pub pace: Arc<Pace>,
 }
 
 impl std::fmt::Debug for Setting {
@@ -80,6 +80,8 @@ pub struct Prepared {
 #[derive(Debug)]
 pub struct Done {
     pub committed: Committed,
+    /// The step's time without the waiting for others.
+    pub computed: Duration,
     /// Somebody asked for a pause: every member stops at this boundary.
     pub pause: bool,
 }
@@ -248,7 +250,7 @@ impl<T: Real + Element> Rank<T> {
             me: &self.setting.worker,
             prepare,
             timeouts: self.setting.timeouts,
-            ticks: &self.setting.ticks,
+            pace: &self.setting.pace,
             aborts: &self.setting.aborts,
         };
         let Joined { reshard, mut team } = join_all(joiner, &*self.setting.plane)?;
@@ -348,6 +350,8 @@ impl<T: Real + Element> Rank<T> {
         let share = share_of(&team.layout, team.place, &job, step);
         let attempt = Attempt { epoch: self.epoch, step, share, begun: Instant::now(), prepared: false };
         let attempt = self.attempt.insert(attempt);
+        let pace = &self.setting.pace;
+        let waited_before = pace.waited();
 
         shard.zero_gradients();
         let tokens = f64::from(job.batch.global) * f64::from(job.model.seq_len);
@@ -355,15 +359,18 @@ impl<T: Real + Element> Rank<T> {
         let mut done = 0;
         while done < share.count {
             let count = job.batch.micro.min(share.count - done);
+            pace.enter_batch(done / job.batch.micro);
             let batch = self.corpus.batch(share.first + u64::from(done), count as usize)?;
             loss += shard.forward_backward(&batch, 1.0 / tokens, &mut team.tensor)?;
             done += count;
         }
         if team.sync.needed {
+            pace.enter(StepPart::Sums);
             sum_over_replicas(&job.model, shard, team)?;
         }
         attempt.prepared = true;
 
+        pace.enter(StepPart::Vote);
         // The vote: success means that every member has every reduced gradient of this step.
         let first = team.tensor.rank() == 0;
         let norm = if team.speaks_for_norm { shard.gradient_norm_squared(first) } else { 0.0 };
@@ -371,10 +378,12 @@ impl<T: Real + Element> Rank<T> {
         let result = team.sum(vec![norm, loss, f64::from(u8::from(ask_pause))])?;
         let vote = StepVote { grad_norm_squared: result[0], loss: result[1] };
         let pause = result[2] > 0.0;
+        pace.enter(StepPart::Apply);
+        let waited = pace.waited() - waited_before;
         let committed = self
             .commit(vote, false)
             .ok_or_else(|| RankError::Refused("the step in work was lost".to_owned()))?;
-        Ok(Done { committed, pause })
+        Ok(Done { computed: committed.step_time.saturating_sub(waited), committed, pause })
     }
 
     /// Applies the optimizer: the step in work is committed.

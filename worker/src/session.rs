@@ -4,7 +4,7 @@
 
 use crate::abort::Aborts;
 use crate::convert;
-use crate::messages::{Order, Phase, Report};
+use crate::messages::{Order, Report, Timeouts};
 use crate::status::Status;
 use reknit_layout::{Epoch, NodeName, WorkerKey};
 use reknit_plane::{AbortReason, Endpoint};
@@ -135,7 +135,9 @@ impl Session {
 
         let mut progress = tokio::time::interval(Duration::from_millis(100));
         progress.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-        let mut last_ticks = 0;
+        // An operation's wait is looked at when it has lasted for the stall time, twice that, and so on.
+        let mut stall = Duration::from_secs(1);
+        let mut look = Instant::now() + stall;
         loop {
             while let Some(report) = self.outbox.pop() {
                 let report = convert::report(&self.job, report);
@@ -144,35 +146,44 @@ impl Session {
             tokio::select! {
                 order = orders.message() => {
                     let order = order?.ok_or(SessionError::Ended)?;
-                    if let Some(every) = self.take(order)? {
+                    if let Some(timeouts) = self.take(order)? {
                         *welcomed = true;
-                        progress = tokio::time::interval(every);
+                        stall = timeouts.stall;
+                        look = Instant::now() + stall;
+                        progress = tokio::time::interval(timeouts.progress);
                         progress.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
                     }
                 }
                 () = self.outbox.filled.notified() => {}
                 () = sleep_until(welcome_by), if !*welcomed => return Err(SessionError::NoWelcome),
-                _ = progress.tick() => {
-                    let state = self.status.state();
-                    let ticks = self.status.ticks().load(std::sync::atomic::Ordering::Relaxed);
-                    if state.phase == Phase::Training && ticks != last_ticks {
-                        last_ticks = ticks;
-                        let report = convert::progress(&state, ticks);
-                        reports.send(report).await.map_err(|_| SessionError::Ended)?;
+                _ = progress.tick() => self.tell_progress(&reports).await?,
+                () = sleep_until(look) => {
+                    let waiting = self.status.pace().waiting().unwrap_or_default();
+                    if waiting >= stall {
+                        self.tell_progress(&reports).await?;
                     }
+                    look = Instant::now() + until_multiple(waiting, stall);
                 }
             }
         }
     }
 
+    /// While training: a stuck worker tells whom it waits for.
+    async fn tell_progress(&self, reports: &mpsc::Sender<WorkerReport>) -> Result<(), SessionError> {
+        let Some((epoch, step, computed)) = self.status.trained() else { return Ok(()) };
+        let activity = self.status.pace().activity();
+        let report = convert::progress(&self.job, epoch, step, computed, &activity);
+        reports.send(report).await.map_err(|_| SessionError::Ended)
+    }
+
     /// Acts at once on what must reach a training thread that sits in a collective, then hands the order over.
-    /// Returns the progress interval with a welcome.
-    fn take(&self, order: WorkerOrder) -> Result<Option<Duration>, SessionError> {
+    /// Returns the timeouts that come with a welcome.
+    fn take(&self, order: WorkerOrder) -> Result<Option<Timeouts>, SessionError> {
         let order = convert::order(order)?;
         debug!(?order, "order");
-        let mut every = None;
+        let mut welcome = None;
         match &order {
-            Order::Welcome { timeouts, .. } => every = Some(timeouts.progress),
+            Order::Welcome { timeouts, .. } => welcome = Some(*timeouts),
             Order::CloseEpoch { epoch, .. } => self.aborts.close(*epoch, AbortReason::EpochClosed),
             Order::Pause { epoch } => self.status.ask_pause(*epoch),
             Order::Stop { .. } => self.aborts.close(Epoch(u64::MAX), AbortReason::Leaving),
@@ -182,6 +193,24 @@ impl Session {
             TrySendError::Full(_) => SessionError::Stuck,
             TrySendError::Disconnected(_) => SessionError::Over,
         })?;
-        Ok(every)
+        Ok(welcome)
+    }
+}
+
+/// The time left until the wait is the next whole multiple of `stall`.
+fn until_multiple(waiting: Duration, stall: Duration) -> Duration {
+    let over = waiting.as_micros() % stall.as_micros().max(1);
+    stall.saturating_sub(Duration::from_micros(over as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_looked_at_when_it_is_a_multiple_of_the_stall_time() {
+        let left = |waiting| until_multiple(Duration::from_millis(waiting), Duration::from_millis(250));
+        let looks = [0, 1, 249, 250, 251, 700].map(|waiting| left(waiting).as_millis());
+        assert_eq!(looks, [250, 249, 1, 250, 249, 50]);
     }
 }

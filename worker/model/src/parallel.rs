@@ -12,6 +12,9 @@ pub trait TensorParallel<T> {
 
     fn all_reduce_sum(&mut self, values: &mut Vec<T>) -> Result<(), Self::Error>;
     fn all_reduce_max(&mut self, values: &mut Vec<T>) -> Result<(), Self::Error>;
+
+    /// The forward pass of a batch is done and its backward pass begins.
+    fn backward_begins(&mut self) {}
 }
 
 /// A group of one rank.

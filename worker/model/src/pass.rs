@@ -88,6 +88,7 @@ impl<T: Real> Shard<T> {
     ) -> Result<f64, StepError<P::Error>> {
         self.with_workspace(tokens, |shard, workspace| {
             let loss = shard.forward(tokens, workspace, tp)?;
+            tp.backward_begins();
             shard.backward(tokens, T::from_f64(scale), workspace, tp)?;
             Ok(loss)
         })

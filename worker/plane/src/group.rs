@@ -121,7 +121,13 @@ impl fmt::Debug for dyn Group {
 pub trait Aborter: Send + Sync {
     /// Returns at once. Every pending and later operation of the group fails.
     fn abort(&self, reason: AbortReason);
+    /// The first few ranks, at most [`WAITING_SHOWN`], without which the operation in hand cannot go on. Empty when none
+    /// is missing or the plane cannot tell. Never blocks for long.
+    fn waiting_for(&self) -> Vec<usize>;
 }
+
+/// How many of the ranks that an operation waits for are told.
+pub const WAITING_SHOWN: usize = 8;
 
 /// A worker's entrance to the data plane.
 pub trait Plane: Send + Sync {

@@ -24,6 +24,7 @@ pub(crate) const TIMEOUTS: Timeouts = Timeouts {
     operation: Duration::from_secs(20),
     join: Duration::from_secs(20),
     progress: Duration::from_secs(1),
+    stall: Duration::from_secs(1),
 };
 
 pub(crate) struct Seat<T: Real + Element> {
@@ -176,7 +177,7 @@ impl<T: Real + Element> Crew<T> {
             timeouts: TIMEOUTS,
             plane: Arc::clone(&plane),
             aborts: Arc::new(Aborts::new(Arc::clone(&plane))),
-            ticks: Arc::new(AtomicU64::new(0)),
+            pace: Arc::default(),
         };
         let rank = Rank::new(setting).unwrap();
         self.seats.push(Seat { worker, place, rank, plane, trigger, failed: None });

@@ -91,6 +91,7 @@ impl Member {
     }
 
     fn rest(&self, now: Instant) -> Turn {
+        self.shared.tell_waiting(self.running.as_ref());
         if let Some(error) = self.overdue(now) {
             Turn::Failed(error)
         } else if self.retiring.is_some() && self.running.is_none() && self.queue.is_empty() {

@@ -138,14 +138,16 @@ impl Running {
         (self.slot, buffer, self.memory.scratch)
     }
 
-    /// The ranks with unfinished transfers.
-    pub(super) fn waiting_for(&self) -> Vec<usize> {
+    /// The rank of every unfinished transfer.
+    pub(super) fn unfinished(&self) -> impl Iterator<Item = usize> {
         let sends = self.outgoing.iter().filter(|send| !send.done());
         let receives = self.incoming.iter().filter(|receive| !receive.done);
-        let mut ranks: Vec<usize> = receives
-            .map(|receive| receive.transfer.peer)
-            .chain(sends.map(|send| send.transfer.peer))
-            .collect();
+        receives.map(|receive| receive.transfer.peer).chain(sends.map(|send| send.transfer.peer))
+    }
+
+    /// The ranks with unfinished transfers.
+    pub(super) fn waiting_for(&self) -> Vec<usize> {
+        let mut ranks: Vec<usize> = self.unfinished().collect();
         ranks.sort_unstable();
         ranks.dedup();
         ranks

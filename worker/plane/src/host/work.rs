@@ -2,7 +2,7 @@
 
 use super::engine::Mailbox;
 use super::running::Running;
-use crate::{AbortReason, Aborter, Buffer, PlaneError, Work};
+use crate::{AbortReason, Aborter, Buffer, PlaneError, WAITING_SHOWN, Work};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -63,6 +63,15 @@ pub(super) struct Shared {
     pub(super) mailbox: Arc<Mailbox>,
     first_error: Mutex<Option<PlaneError>>,
     pending: AtomicUsize,
+    /// Kept by the engine.
+    waiting: Mutex<Waiting>,
+}
+
+/// Whom the running operation misses, as far as it is told.
+#[derive(Debug, Clone, Copy, Default)]
+struct Waiting {
+    ranks: [usize; WAITING_SHOWN],
+    count: usize,
 }
 
 /// Held by an operation until it has ended.
@@ -86,6 +95,7 @@ impl Shared {
             mailbox: Arc::clone(mailbox),
             first_error: Mutex::new(None),
             pending: AtomicUsize::new(0),
+            waiting: Mutex::default(),
         }
     }
 
@@ -97,6 +107,21 @@ impl Shared {
     pub(super) fn count(shared: &Arc<Shared>) -> Pending {
         shared.pending.fetch_add(1, Ordering::Relaxed);
         Pending(Arc::clone(shared))
+    }
+
+    /// Tells whom the running operation, if any, misses. Once each time the engine finds nothing to move.
+    pub(super) fn tell_waiting(&self, running: Option<&Running>) {
+        let mut waiting = Waiting::default();
+        for rank in running.into_iter().flat_map(Running::unfinished) {
+            if waiting.count == WAITING_SHOWN {
+                break;
+            }
+            if !waiting.ranks[..waiting.count].contains(&rank) {
+                waiting.ranks[waiting.count] = rank;
+                waiting.count += 1;
+            }
+        }
+        *lock(&self.waiting) = waiting;
     }
 
     pub(super) fn error(&self) -> Option<PlaneError> {
@@ -134,6 +159,11 @@ impl Aborter for HostAborter {
         let shared = &self.0;
         shared.fail(shared.aborted(reason));
         shared.mailbox.abort(shared.id);
+    }
+
+    fn waiting_for(&self) -> Vec<usize> {
+        let waiting = *lock(&self.0.waiting);
+        waiting.ranks[..waiting.count].to_vec()
     }
 }
 
