@@ -17,7 +17,7 @@ use reknit_worker::messages::{Committed, Participant, Phase, Prepare, StepVote, 
 use reknit_worker::rank::{Rank, Setting};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 pub(crate) const TIMEOUTS: Timeouts = Timeouts {
