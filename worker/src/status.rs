@@ -33,7 +33,11 @@ impl Default for Status {
             attempted: Step(0),
             vote: None,
         };
-        Self { pace: Arc::default(), pause: AtomicU64::new(0), shown: Mutex::new(Shown { state, computed: Duration::ZERO }) }
+        Self {
+            pace: Arc::default(),
+            pause: AtomicU64::new(0),
+            shown: Mutex::new(Shown { state, computed: Duration::ZERO }),
+        }
     }
 }
 

@@ -107,8 +107,11 @@ pub enum Event {
         job: JobName,
         worker: WorkerKey,
         epoch: Epoch,
+        /// The last committed one.
         step: Step,
+        /// Grows with every operation: training has moved only if it has grown.
         ticks: u64,
+        activity: Activity,
     },
     Completed {
         job: JobName,
@@ -230,6 +233,36 @@ pub enum WorkerPhase {
     Preparing,
     Ready,
     Completed,
+}
+
+/// What a training worker does.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Activity {
+    pub part: Option<StepPart>,
+    /// In the forward and the backward pass: counted from 0.
+    pub micro_batch: u32,
+    /// Whose contributions the operation in hand misses, at most 8 of them; empty when it does not wait.
+    pub waiting_for: Vec<WorkerKey>,
+    pub waiting_ms: u32,
+    /// In all steps committed by this process, without the waiting for others.
+    pub computed_us: u64,
+}
+
+impl Activity {
+    pub fn waiting(&self) -> std::time::Duration {
+        std::time::Duration::from_millis(self.waiting_ms.into())
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StepPart {
+    Forward,
+    Backward,
+    /// The sum of gradients over replicas.
+    Sums,
+    Vote,
+    /// The optimizer.
+    Apply,
 }
 
 /// What a step's vote decided: the same bits on every rank.

@@ -45,6 +45,8 @@ pub enum IncidentKind {
     GpuLost,
     PlaneFailed,
     Frozen,
+    /// Takes longer than its share of the work explains.
+    Slow,
     NodeLost,
     /// Not a fault: a drain or a rejoin.
     Planned,

@@ -16,7 +16,10 @@ pub mod timeouts;
 pub mod view;
 
 pub use command::{Command, Notice, Participant};
-pub use event::{Endpoint, Event, ExitStatus, GpuReport, HealthClass, StepVote, WorkerPhase, WorkerState};
+pub use event::{
+    Activity, Endpoint, Event, ExitStatus, GpuReport, HealthClass, StepPart, StepVote, WorkerPhase,
+    WorkerState,
+};
 pub use incident::{Incident, IncidentKind};
 pub use record::{JobRecord, Phase};
 pub use refusal::Refusal;

@@ -187,8 +187,17 @@ impl Engine<'_> {
                 };
                 self.on(&job, |job, ctx| job.step_committed(ctx, &worker, report));
             }
-            Event::Progress { job, worker, epoch: _, step: _, ticks: _ } => {
-                self.on(&job, |job, ctx| job.progress(ctx, &worker));
+            Event::Progress { job, worker, epoch, step, ticks, activity } => {
+                let drain = self.on(&job, |job, ctx| {
+                    job.progress(ctx, &worker, (epoch, step), ticks, activity);
+                    job.take_drain()
+                });
+                // By the path of an operator's wish, who can undo it.
+                if let Some(gpu) = drain.flatten() {
+                    self.stir(Stir::Cluster);
+                    self.cluster.drained.insert(gpu);
+                    self.store_drained();
+                }
             }
             Event::Completed { job, worker, epoch, step, replicated_digest } => {
                 self.on(&job, |job, _| {

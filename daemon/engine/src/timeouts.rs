@@ -6,6 +6,9 @@
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
+/// A member is waited for this many usual steps: no step that is only slow takes so long.
+const HANG_FACTOR: u32 = 5;
+
 /// The base values. Everything else is derived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -41,6 +44,28 @@ impl Timeouts {
     /// or two late ones mean nothing. At least every second, at most every 20 ms.
     pub fn progress(&self) -> Duration {
         self.operations(5).clamp(Duration::from_millis(20), Duration::from_secs(1))
+    }
+
+    /// The shortest wait for a member that does not move that is a hang: longer than a pause of the operating system.
+    pub fn hang(&self) -> Duration {
+        Duration::from_millis(500).min(self.operation() / 2)
+    }
+
+    /// A wait of a member becomes a hang after this, where steps usually take `step`. Never beyond the operation,
+    /// when the plane speaks.
+    pub fn hang_after(&self, step: Duration) -> Duration {
+        (step * HANG_FACTOR).max(self.hang()).min(self.operation())
+    }
+
+    /// A worker whose operation has waited for so long says whom for, and again after each such time: a hang is then
+    /// seen with two reports.
+    pub fn stall(&self) -> Duration {
+        self.hang() / 2
+    }
+
+    /// A member that has shown no progress for so long does not move: it reports more often than that when it does.
+    pub fn silence_of_a_member(&self) -> Duration {
+        self.progress() + self.progress() / 5
     }
 
     /// A member without progress for so long is suspected. Longer than an operation: the plane, which knows which
@@ -132,6 +157,18 @@ impl Timeouts {
                 self.progress(),
                 "operation / 20, 20 ms to 1 s",
                 "how often a training worker reports: one or two late reports mean nothing",
+            ),
+            rung(
+                "hang",
+                self.hang(),
+                "operation / 2, at most 500 ms",
+                "the least that others wait for a member that does not move before it hangs: a pause is shorter; where 5 usual steps take longer, it is those",
+            ),
+            rung(
+                "stall",
+                self.stall(),
+                "hang / 2",
+                "a worker whose operation waits for so long says whom for, and again after each such time",
             ),
             rung(
                 "suspicion",
@@ -266,6 +303,9 @@ impl Timeouts {
                     "{low} ({short:?}) must be shorter than {high} ({long:?}): change operation_ms"
                 ));
             }
+        }
+        if self.hang() >= self.operation() {
+            return Err("hang must be shorter than operation: change operation_ms".to_owned());
         }
         if self.fence() > self.lease() {
             return Err("fence must not be longer than lease: change operation_ms".to_owned());

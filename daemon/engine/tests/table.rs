@@ -258,7 +258,14 @@ fn events(epoch: Epoch, committed: Step) -> Vec<(&'static str, Event)> {
         ("Committed: 1.0.0, a step beyond the last", committed_step(epoch, 1 << 40)),
         (
             "Progress: 1.0.0",
-            Event::Progress { job: job(), worker: worker(2), epoch, step: committed, ticks: 5 },
+            Event::Progress {
+                job: job(),
+                worker: worker(2),
+                epoch,
+                step: committed,
+                ticks: 5,
+                activity: Activity::default(),
+            },
         ),
         (
             "Completed: 1.0.0, before the last step",

@@ -209,11 +209,30 @@ fn bytes() -> String {
     BYTES.to_owned()
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RecoverySpec {
     pub spares: u32,
     pub power_boost: bool,
+    /// What to do about a worker that the others wait for and that does not move.
+    pub on_hang: Reaction,
+    /// What to do about a worker that is slower than its share of the work explains.
+    pub on_straggler: Reaction,
+}
+
+impl Default for RecoverySpec {
+    fn default() -> Self {
+        Self { spares: 0, power_boost: false, on_hang: Reaction::Act, on_straggler: Reaction::Report }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reaction {
+    /// Tell people: an event and an incident.
+    Report,
+    /// And take the worker out.
+    Act,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

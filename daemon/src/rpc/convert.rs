@@ -6,8 +6,8 @@ use crate::agents::{Details, Greeting};
 use crate::input::Said;
 pub use operators::*;
 use reknit_engine::{
-    Endpoint, Event, ExitStatus, GpuReport, HealthClass, JobName, Participant, StepVote, Timeouts,
-    WorkerPhase, WorkerState,
+    Activity, Endpoint, Event, ExitStatus, GpuReport, HealthClass, JobName, Participant, StepPart, StepVote,
+    Timeouts, WorkerPhase, WorkerState,
 };
 use reknit_layout::{Epoch, GpuId, Holding, Incarnation, JobSpec, NodeName, Step, WorkerKey};
 use reknit_proto::{Bytes, Message, v1};
@@ -16,6 +16,8 @@ use tonic::Status;
 
 /// Of a job, a node or a GPU.
 const LONGEST_NAME: usize = 256;
+/// Of the workers that one waits for.
+const WAITING_NAMED: usize = 8;
 
 // ---- What agents and workers say ----
 
@@ -282,6 +284,7 @@ pub fn worker_report(
             epoch: Epoch(progress.epoch),
             step: Step(progress.step),
             ticks: progress.ticks,
+            activity: activity(progress)?,
         },
         Report::Completed(completed) => Event::Completed {
             job,
@@ -292,6 +295,22 @@ pub fn worker_report(
         },
     };
     Ok(Said::Event(event))
+}
+
+fn activity(progress: v1::Progress) -> Result<Activity, BadMessage> {
+    use v1::progress::Part;
+    let part = match progress.part() {
+        Part::Unspecified => None,
+        Part::Forward => Some(StepPart::Forward),
+        Part::Backward => Some(StepPart::Backward),
+        Part::Sums => Some(StepPart::Sums),
+        Part::Vote => Some(StepPart::Vote),
+        Part::Apply => Some(StepPart::Apply),
+    };
+    let named = progress.waiting_for.into_iter().take(WAITING_NAMED);
+    let waiting_for = named.map(|key| Ok(worker_key(Some(key))?.1)).collect::<Result<_, BadMessage>>()?;
+    let (micro_batch, waiting_ms) = (progress.micro_batch, progress.waiting_ms);
+    Ok(Activity { part, micro_batch, waiting_for, waiting_ms, computed_us: progress.computed_us })
 }
 
 // ---- What agents and workers are told ----
@@ -339,6 +358,7 @@ pub fn worker_welcome(spec: &JobSpec, timeouts: &Timeouts) -> v1::WorkerOrder {
             operation_ms: timeouts.operation_ms,
             join_ms: milliseconds(timeouts.join()),
             progress_ms: milliseconds(timeouts.progress()),
+            stall_ms: milliseconds(timeouts.stall()),
         }),
     }))
 }

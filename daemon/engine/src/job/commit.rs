@@ -219,6 +219,9 @@ impl Job {
         };
         worker.last_progress = ctx.now;
         drop(worker);
+        if !report.rolled_forward {
+            self.observe_step(report.epoch, report.step, report.step_ms);
+        }
         if report.step >= self.committed {
             self.vote = Some(report.vote);
             self.committed = report.step;

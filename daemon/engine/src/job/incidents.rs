@@ -32,7 +32,7 @@ pub(crate) struct Sighting {
 /// What says more about the cause. The kill that a fence is does not hide why it was fenced.
 fn weight(kind: IncidentKind) -> u32 {
     match kind {
-        IncidentKind::Planned | IncidentKind::PlaneFailed => 0,
+        IncidentKind::Planned | IncidentKind::PlaneFailed | IncidentKind::Slow => 0,
         IncidentKind::WorkerExited => 1,
         IncidentKind::WorkerKilled => 2,
         IncidentKind::Frozen => 3,
@@ -49,6 +49,7 @@ fn advice(ctx: &Ctx<'_>, kind: IncidentKind, gpu: Option<&GpuId>) -> String {
         | IncidentKind::WorkerExited
         | IncidentKind::PlaneFailed
         | IncidentKind::Frozen
+        | IncidentKind::Slow
         | IncidentKind::NodeLost => false,
     });
     suggested.unwrap_or_else(|| general_advice(kind)).to_owned()
@@ -65,6 +66,9 @@ fn general_advice(kind: IncidentKind) -> &'static str {
         }
         IncidentKind::PlaneFailed => "Check the links between the nodes named here if it happens again.",
         IncidentKind::Frozen => "Look for a stuck process or driver on the node.",
+        IncidentKind::Slow => {
+            "Look for what slows the GPU: its clocks, its temperature, another process on the node. `reknit gpu drain` takes it out."
+        }
         IncidentKind::NodeLost => "Check the node and its network; its GPUs rejoin by themselves.",
         IncidentKind::Planned => "Nothing to do.",
     }
@@ -173,9 +177,42 @@ impl Job {
         node: Option<NodeName>,
         sighting: Sighting,
     ) {
+        let incident = self.new_incident(ctx, worker, node, sighting);
+        ctx.later.push(Command::PersistIncident(Box::new(incident.clone())));
+        self.incidents.open.push(Open { incident, worker: worker.cloned() });
+    }
+
+    /// What is told of a worker and needs no recovery: the incident's number.
+    pub(crate) fn tell(&mut self, ctx: &mut Ctx<'_>, worker: &WorkerKey, sighting: Sighting) -> u64 {
+        let node = self.node_of(ctx, worker);
+        let incident = self.new_incident(ctx, Some(worker), node, sighting);
+        let id = incident.id;
+        self.persist(ctx);
+        self.end_incident(ctx, incident);
+        id
+    }
+
+    /// What was told is no longer so.
+    pub(crate) fn tell_over(&mut self, ctx: &mut Ctx<'_>, id: u64) {
+        let told = self.incidents.ended.iter_mut().rev().find(|incident| incident.id == id);
+        if let Some(incident) = told {
+            incident.recovered = Some(ctx.now);
+            let incident = Box::new(incident.clone());
+            ctx.later.push(Command::PersistIncident(incident.clone()));
+            ctx.notify(&self.record.name, Notice::Incident(incident));
+        }
+    }
+
+    fn new_incident(
+        &mut self,
+        ctx: &Ctx<'_>,
+        worker: Option<&WorkerKey>,
+        node: Option<NodeName>,
+        sighting: Sighting,
+    ) -> Incident {
         self.record.last_incident += 1;
         let layout = self.record.layout.as_ref();
-        let incident = Incident {
+        Incident {
             id: self.record.last_incident,
             job: self.record.name.clone(),
             kind: sighting.kind,
@@ -199,9 +236,7 @@ impl Job {
             degrees_before: layout.map(|layout| layout.degrees()).unwrap_or_default(),
             degrees_after: Vec::new(),
             advice: advice(ctx, sighting.kind, worker.map(|worker| &worker.gpu)),
-        };
-        ctx.later.push(Command::PersistIncident(Box::new(incident.clone())));
-        self.incidents.open.push(Open { incident, worker: worker.cloned() });
+        }
     }
 
     /// Stores the open incidents as they are.

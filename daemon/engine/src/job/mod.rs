@@ -17,6 +17,7 @@ pub(crate) mod ending;
 pub(crate) mod incidents;
 pub(crate) mod ledger;
 pub(crate) mod loss;
+pub(crate) mod pace;
 pub(crate) mod rebuild;
 pub(crate) mod recover;
 pub(crate) mod rejoin;
@@ -31,6 +32,7 @@ use crate::state::Ctx;
 use crate::{Command, JobName, JobRecord, Notice, Participant, Phase, StepVote, Time, Timeouts};
 use incidents::{Incidents, Sighting};
 use ledger::Ledger;
+use pace::Pace;
 use reknit_layout::{Epoch, GpuId, Incarnation, JobSpec, Layout, Place, Plan, Step, WorkerKey};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -53,6 +55,7 @@ pub(crate) struct Job {
     pub(crate) spares_due: bool,
     pub(crate) incidents: Incidents,
     pub(crate) ledger: Ledger,
+    pub(crate) pace: Pace,
     /// The newest step seen committed, with its vote and loss.
     pub(crate) committed: Step,
     pub(crate) vote: Option<StepVote>,
@@ -168,6 +171,7 @@ impl Job {
             stirred: true,
             spares_due: true,
             incidents: Incidents::default(),
+            pace: Pace::default(),
             committed: Step(0),
             vote: None,
             losses: BTreeMap::new(),

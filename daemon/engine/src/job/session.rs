@@ -28,12 +28,6 @@ impl Job {
         }
     }
 
-    pub(crate) fn progress(&mut self, ctx: &Ctx<'_>, key: &WorkerKey) {
-        if let Some(mut worker) = self.workers.get_mut(key) {
-            worker.last_progress = ctx.now;
-        }
-    }
-
     /// Whether a worker nothing is known of may be one that an earlier daemon started.
     pub(crate) fn plausible(&self, key: &WorkerKey) -> bool {
         let rebuilding = match &self.stage {

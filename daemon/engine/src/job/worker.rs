@@ -1,6 +1,6 @@
 //! What is known of one worker process.
 
-use crate::{Endpoint, Time, WorkerPhase, WorkerState};
+use crate::{Activity, Endpoint, Time, WorkerPhase, WorkerState};
 use reknit_layout::NodeName;
 
 #[derive(Debug, Clone)]
@@ -20,6 +20,11 @@ pub(crate) struct Worker {
     /// It has stopped under the state above, or is new and holds nothing: it can be prepared.
     pub(crate) stopped: bool,
     pub(crate) last_progress: Time,
+    /// As last reported: grows while it moves.
+    pub(crate) ticks: u64,
+    /// What it last said that it does, and when.
+    pub(crate) activity: Activity,
+    pub(crate) heard: Time,
     pub(crate) completed: Option<Completed>,
 }
 
@@ -56,6 +61,9 @@ impl Worker {
             state: None,
             stopped: false,
             last_progress: now,
+            ticks: 0,
+            activity: Activity::default(),
+            heard: now,
             completed: None,
         }
     }

@@ -13,6 +13,8 @@ pub struct Process {
     /// Stopped by a signal: does nothing, answers nothing, its sockets stay open.
     pub frozen: bool,
     pub ticks: u64,
+    /// Those of the last report.
+    pub told_ticks: u64,
 }
 
 fn vote(step: Step) -> StepVote {
@@ -177,6 +179,7 @@ impl World {
             resume_step: Step(0),
             frozen: false,
             ticks: 0,
+            told_ticks: 0,
         };
         self.processes.insert(key.clone(), process);
         let spawned =
@@ -410,16 +413,18 @@ impl World {
                 continue;
             };
             let state = &process.state;
-            if process.ticks == 0 || process.frozen || state.phase != WorkerPhase::Training {
+            let moved = process.ticks != process.told_ticks;
+            if !moved || process.frozen || state.phase != WorkerPhase::Training {
                 continue;
             }
-            process.ticks = 0;
+            process.told_ticks = process.ticks;
             let event = Event::Progress {
                 job: job_name(),
                 worker: key.clone(),
                 epoch: state.epoch,
                 step: state.holding.step,
-                ticks: 1,
+                ticks: process.ticks,
+                activity: Activity::default(),
             };
             self.report(Link::Worker(key), event);
         }

@@ -117,6 +117,7 @@ fn incident_kind(kind: IncidentKind) -> &'static str {
         IncidentKind::GpuLost => "gpu_lost",
         IncidentKind::PlaneFailed => "plane_failed",
         IncidentKind::Frozen => "frozen",
+        IncidentKind::Slow => "slow",
         IncidentKind::NodeLost => "node_lost",
         IncidentKind::Planned => "planned",
     }
