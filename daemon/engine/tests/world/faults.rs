@@ -16,6 +16,21 @@ impl World {
         self.processes.get_mut(&key).expect("it").frozen = true;
     }
 
+    /// It goes on where it was.
+    pub fn thaw(&mut self, gpu: &GpuId) {
+        let key = self.on(gpu).expect("a process to thaw");
+        let process = self.processes.get_mut(&key).expect("it");
+        process.frozen = false;
+        let (epoch, step) = (process.state.epoch, process.state.attempted);
+        self.at(0, Happening::Prepared(key, epoch, step));
+    }
+
+    /// From now on it computes for so long in each step.
+    pub fn slow(&mut self, gpu: &GpuId, step_us: u64) {
+        let key = self.on(gpu).expect("a process to slow down");
+        self.processes.get_mut(&key).expect("it").step_us = step_us;
+    }
+
     /// The agent sees a GPU's class change.
     pub fn health(&mut self, gpu: &GpuId, health: HealthClass, cause: &str) {
         self.health_with(gpu, health, cause, health == HealthClass::Drain);

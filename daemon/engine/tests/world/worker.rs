@@ -13,8 +13,12 @@ pub struct Process {
     /// Stopped by a signal: does nothing, answers nothing, its sockets stay open.
     pub frozen: bool,
     pub ticks: u64,
-    /// Those of the last report.
+    /// Those of the last report, and when they had grown.
     pub told_ticks: u64,
+    pub moved: Time,
+    /// Microseconds that it computes in a step, and in all steps so far.
+    pub step_us: u64,
+    pub computed_us: u64,
 }
 
 fn vote(step: Step) -> StepVote {
@@ -180,6 +184,9 @@ impl World {
             frozen: false,
             ticks: 0,
             told_ticks: 0,
+            moved: self.now,
+            step_us: 20_000,
+            computed_us: 0,
         };
         self.processes.insert(key.clone(), process);
         let spawned =
@@ -326,6 +333,7 @@ impl World {
         state.holding.step = step;
         state.vote = Some(vote(step));
         process.ticks += 1;
+        process.computed_us += process.step_us;
         self.checks.commits(epoch, step);
         self.send_committed(key, epoch, step, false);
         match self.pause_after.get(&epoch) {
@@ -405,26 +413,37 @@ impl World {
         self.report(Link::Worker(key.clone()), event);
     }
 
-    /// Progress of everyone who makes some. A frozen peer holds the others up, and their plane times out.
+    /// Progress of everyone who makes some. A frozen peer holds the others up: they tell of it, and in the end their
+    /// plane times out.
     pub(super) fn heartbeat(&mut self) {
         let keys: Vec<_> = self.processes.keys().cloned().collect();
+        let frozen = self.processes.iter().filter(|(_, process)| process.frozen);
+        let frozen: Vec<_> = frozen.map(|(key, process)| (key.clone(), process.state.epoch)).collect();
         for key in keys {
             let Some(process) = self.processes.get_mut(&key) else {
                 continue;
             };
             let state = &process.state;
-            let moved = process.ticks != process.told_ticks;
-            if !moved || process.frozen || state.phase != WorkerPhase::Training {
+            if process.frozen || state.phase != WorkerPhase::Training {
                 continue;
             }
-            process.told_ticks = process.ticks;
+            let mut activity = Activity { computed_us: process.computed_us, ..Activity::default() };
+            if process.ticks != process.told_ticks {
+                process.told_ticks = process.ticks;
+                process.moved = self.now;
+            } else {
+                let missing = frozen.iter().filter(|(_, epoch)| *epoch == state.epoch);
+                activity.waiting_for = missing.map(|(key, _)| key.clone()).collect();
+                activity.waiting_ms = ((self.now.0 - process.moved.0) / super::MS) as u32;
+                activity.part = Some(StepPart::Vote);
+            }
             let event = Event::Progress {
                 job: job_name(),
                 worker: key.clone(),
                 epoch: state.epoch,
                 step: state.holding.step,
                 ticks: process.ticks,
-                activity: Activity::default(),
+                activity,
             };
             self.report(Link::Worker(key), event);
         }
