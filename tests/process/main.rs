@@ -1,5 +1,6 @@
 //! Clusters of real processes on this machine. Needs all programs: `cargo build --workspace` first.
 
 mod agents;
+mod hang;
 mod recovery;
 mod takeover_embedded;

@@ -13,18 +13,20 @@ pub struct TestJob {
     pub tensor: u32,
     pub data: u32,
     pub dtype: &'static str,
+    /// Lines of the table `[recovery]`.
+    pub recovery: &'static str,
 }
 
 impl Default for TestJob {
     fn default() -> Self {
-        Self { steps: 100_000, tensor: 4, data: 2, dtype: "f32" }
+        Self { steps: 100_000, tensor: 4, data: 2, dtype: "f32", recovery: "" }
     }
 }
 
 impl TestJob {
     /// The job file, for the text at `text`.
     pub fn toml(&self, text: &Path) -> String {
-        let Self { steps, tensor, data, dtype } = self;
+        let Self { steps, tensor, data, dtype, recovery } = self;
         format!(
             r#"
 name = "test"
@@ -59,6 +61,8 @@ weight_decay = 0.1
 grad_clip = 1.0
 [data]
 files = ["{}"]
+[recovery]
+{recovery}
 [run]
 steps = {steps}
 seed = 5
