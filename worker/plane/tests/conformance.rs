@@ -26,3 +26,28 @@ fn across_nodes() {
 fn on_two_nodes() {
     suite::conformance(|size| planes(size, |rank| format!("node-{}", rank % 2)));
 }
+
+#[test]
+fn a_rank_that_does_not_arrive_is_told_while_the_others_wait() {
+    use reknit_plane::Op;
+    let planes = planes(3, |rank| format!("node-{}", rank % 2));
+    let mut groups = suite::ranks(&planes, 3, "waits", |group| group);
+    let mut late = groups.pop().unwrap();
+    let aborters: Vec<_> = groups.iter().map(|group| group.aborter()).collect();
+    assert!(aborters.iter().all(|aborter| aborter.waiting_for().is_empty()));
+    let works: Vec<_> = groups.iter_mut().map(|group| group.submit(Op::Barrier, suite::PATIENCE)).collect();
+    let until = std::time::Instant::now() + suite::PATIENCE;
+    while !aborters.iter().all(|aborter| aborter.waiting_for() == [2]) {
+        let seen: Vec<_> = aborters.iter().map(|aborter| aborter.waiting_for()).collect();
+        assert!(std::time::Instant::now() < until, "{seen:?}");
+        std::thread::yield_now();
+    }
+    late.submit(Op::Barrier, suite::PATIENCE).wait().unwrap();
+    for work in works {
+        work.wait().unwrap();
+    }
+    while !aborters.iter().all(|aborter| aborter.waiting_for().is_empty()) {
+        assert!(std::time::Instant::now() < until, "nobody is waited for any more");
+        std::thread::yield_now();
+    }
+}

@@ -256,10 +256,10 @@ impl Job {
         }
         let mut usual = BTreeMap::new();
         for (place, ..) in &rates {
-            if !usual.contains_key(&place.stage) {
+            usual.entry(place.stage).or_insert_with(|| {
                 let peers = rates.iter().filter(|(other, ..)| other.stage == place.stage);
-                usual.insert(place.stage, median_below(peers.map(|(.., rate)| *rate)));
-            }
+                median_below(peers.map(|(.., rate)| *rate))
+            });
         }
         let looks: Vec<_> = rates
             .iter()
