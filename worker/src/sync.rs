@@ -29,8 +29,6 @@ pub struct Column {
     pub index: usize,
     /// Every unit of the column.
     pub pieces: Pieces,
-    /// The hosts of the column in all training replicas, in replica order: the ranks of the sum.
-    pub hosts: Vec<Place>,
 }
 
 impl SyncPlan {
@@ -62,21 +60,17 @@ impl SyncPlan {
             handover: needed && active.iter().any(crossing),
             give: active.iter().map(|host| owned_in_column_of(place.slot, *host)).collect(),
             take: active.iter().map(|owner| owned_in_column_of(*owner, place.slot)).collect(),
-            column: column_of(place.slot).map(|index| Column::new(sync, place, index)),
+            column: column_of(place.slot).map(|index| Column::new(sync, index)),
             replicated_root: active.iter().position(|slot| hosts.first() == Some(slot))?,
         })
     }
 }
 
 impl Column {
-    fn new(sync: &SyncColumns, place: Place, index: usize) -> Self {
-        let host_in = |(replica, hosts): (usize, &Vec<Slot>)| {
-            hosts.get(index).map(|slot| Place { slot: *slot, ..Place::new(replica as u32, place.stage.0, 0) })
-        };
+    fn new(sync: &SyncColumns, index: usize) -> Self {
         Self {
             index,
             pieces: sync.axes.iter().map(|axis| (axis.axis, axis.columns[index].clone())).collect(),
-            hosts: sync.hosts.iter().enumerate().filter_map(host_in).collect(),
         }
     }
 }

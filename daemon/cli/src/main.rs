@@ -139,7 +139,7 @@ fn run(command: Command) -> Result<(), Failure> {
             Command::Demo(args) => demo::run(&args).await,
             Command::Job(command) => commands::job::run(command).await,
             Command::Plan(args) => plan::run(&args),
-            Command::Bench(command) => bench::run(&command),
+            Command::Bench(command) => bench::run(&command).await,
             Command::Node(command) => commands::node::run(command).await,
             Command::Gpu(command) => commands::gpu::run(command).await,
             Command::Incidents { job, remote } => commands::incidents::list(&job, &remote).await,

@@ -77,14 +77,25 @@ impl Layout {
         })
     }
 
-    /// What of it concerns the members of `group`: that group and its stage's columns, and the batch.
+    /// What of it concerns the members of `group`: that group, its stage's columns with the hosts in its replica and in
+    /// any other only the first, and the batch.
     pub fn cut_to(&self, group: &Group) -> Self {
         let sync = self.sync.iter().filter(|sync| sync.stage == group.stage);
+        let hosts = |(replica, hosts): (u32, &Vec<Slot>)| match ReplicaId(replica) == group.replica {
+            true => hosts.clone(),
+            false => hosts.first().copied().into_iter().collect(),
+        };
+        let sync = sync.map(|sync| SyncColumns {
+            stage: sync.stage,
+            columns: sync.columns,
+            hosts: (0..).zip(&sync.hosts).map(hosts).collect(),
+            axes: sync.axes.clone(),
+        });
         Self {
             epoch: self.epoch,
             groups: vec![group.clone()],
             batch: self.batch.clone(),
-            sync: sync.cloned().collect(),
+            sync: sync.collect(),
         }
     }
 

@@ -44,7 +44,11 @@ where
     O: Send + 'static,
 {
     let StreamEnd { id, orders, mut dropped, failure } = end;
-    tracing::info!(%peer, "connected");
+    // Workers come by the thousand, and the phases of their jobs tell enough.
+    match &peer {
+        Peer::Agent(_) => tracing::info!(%peer, "connected"),
+        Peer::Worker(..) => tracing::debug!(%peer, "connected"),
+    }
     tokio::spawn(async move {
         let mut inbound = inbound;
         let refusal = loop {
@@ -68,9 +72,10 @@ where
                 return;
             }
         };
-        match &refusal {
-            Some(status) => tracing::warn!(%peer, reason = status.message(), "disconnected"),
-            None => tracing::info!(%peer, "disconnected"),
+        match (&refusal, &peer) {
+            (Some(status), _) => tracing::warn!(%peer, reason = status.message(), "disconnected"),
+            (None, Peer::Agent(_)) => tracing::info!(%peer, "disconnected"),
+            (None, Peer::Worker(..)) => tracing::debug!(%peer, "disconnected"),
         }
         if let (Some(status), Some(orders)) = (refusal, failure.upgrade()) {
             // When there is no room, the peer learns no more than that the stream ended.

@@ -148,7 +148,10 @@ impl Coordinator {
                 tracing::info!(%job, id = incident.id, signal = incident.signal, "incident");
             }
         }
-        self.show(convert::job_event(self.clock.now(), job, notice));
+        // Starts and halts tell of every single worker: not worth a message that nobody gets.
+        if self.watchers.receiver_count() > 0 {
+            self.show(convert::job_event(self.clock.now(), job, notice));
+        }
     }
 
     pub(super) fn show(&self, event: v1::JobEvent) {

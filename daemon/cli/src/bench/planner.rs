@@ -150,7 +150,7 @@ fn lost(gpus: u32, run: u32, runs: u32) -> Place {
 }
 
 /// 80 layers of a model of 70 billion parameters, but with a KV head for each head: eight heads are no challenge to TP8.
-fn job(replicas: u32) -> JobSpec {
+pub(super) fn job(replicas: u32) -> JobSpec {
     JobSpec {
         name: "bench".to_owned(),
         model: ModelSpec {
