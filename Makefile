@@ -37,8 +37,11 @@ test: setup ## Check format, lints, purity and documents, then run every test an
 	$(CARGO) test --workspace --locked
 	CARGO=$(CARGO) .ci/fuzz 10
 
-bench: setup ## Measure what the agent costs and how soon faults are reported; some minutes
+bench: setup ## Measure what agent and daemon cost and how soon faults are reported; some minutes
 	@$(CARGO) bench -p reknit-agent --locked
+	@$(CARGO) build --release --locked -p reknit -p reknitd >&2
+	@$(TARGET)/release/reknit bench daemon --resting
+	@$(TARGET)/release/reknit bench daemon $(ARGS)
 
 chaos: setup ## Kill the daemon a hundred times while a job trains and loses workers; about a minute
 	$(CARGO) build --workspace --locked

@@ -1,8 +1,9 @@
 //! What all simulated agents and workers share: who they are, the clock of their steps, and what they have seen.
 
-use reknit_proto::v1;
+use reknit_layout::Layout;
+use reknit_proto::{Bytes, v1};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc, watch};
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -18,6 +19,8 @@ pub(super) struct Fleet {
     pub(super) step: watch::Sender<u64>,
     /// Reached by workers' connections, each used by several.
     pub(super) channels: Vec<Channel>,
+    /// What was last parsed: all of a group are sent the same.
+    layouts: Mutex<BTreeMap<Bytes, Arc<Layout>>>,
     tally: Mutex<Tally>,
     changed: Notify,
 }
@@ -33,9 +36,8 @@ pub(super) struct Tally {
     pub(super) prepares: Vec<Instant>,
     pub(super) prepare_bytes: u64,
     pub(super) resumes: Vec<Instant>,
-    /// By GPU: how to tell a worker that its plane failed, and whom it would miss.
+    /// By GPU: how to tell a worker that its plane failed.
     pub(super) planes: BTreeMap<String, mpsc::UnboundedSender<()>>,
-    pub(super) peers: BTreeMap<String, Vec<String>>,
     /// The first thing that went wrong here.
     pub(super) problem: Option<String>,
 }
@@ -50,9 +52,28 @@ impl Fleet {
             step: watch::Sender::new(0),
             channels: channels.collect(),
             daemon,
+            layouts: Mutex::default(),
             tally: Mutex::default(),
             changed: Notify::new(),
         }
+    }
+
+    /// # Errors
+    /// When it is no layout.
+    pub(super) fn layout(&self, json: Bytes) -> Result<Arc<Layout>, String> {
+        /// More groups than any job here has; what is left of older epochs goes.
+        const KEPT: usize = 4096;
+        let mut layouts = self.layouts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = layouts.get(&json) {
+            return Ok(Arc::clone(known));
+        }
+        let layout: Layout = serde_json::from_slice(&json).map_err(|error| format!("its layout: {error}"))?;
+        if layouts.len() >= KEPT {
+            layouts.clear();
+        }
+        let layout = Arc::new(layout);
+        layouts.insert(json, Arc::clone(&layout));
+        Ok(layout)
     }
 
     pub(super) fn tally(&self) -> MutexGuard<'_, Tally> {

@@ -295,8 +295,9 @@ impl Bench {
         }
         {
             let tally = self.fleet.tally();
-            let peers = tally.peers.get(&gpu_uuid(node, index));
-            for plane in peers.into_iter().flatten().filter_map(|gpu| tally.planes.get(gpu)) {
+            // Its group are the others of its node.
+            let peers = (0..self.fleet.gpus).filter(|peer| *peer != index);
+            for plane in peers.filter_map(|peer| tally.planes.get(&gpu_uuid(node, peer))) {
                 let _ = plane.send(());
             }
         }

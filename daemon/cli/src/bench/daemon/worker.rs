@@ -40,8 +40,8 @@ struct Worker<'a> {
     reports: mpsc::Sender<WorkerReport>,
     state: v1::WorkerState,
     /// What it trains with, and what it has prepared.
-    layout: Option<Layout>,
-    next: Option<(u64, u64, Option<Layout>)>,
+    layout: Option<Arc<Layout>>,
+    next: Option<(u64, u64, Option<Arc<Layout>>)>,
 }
 
 impl Worker<'_> {
@@ -158,13 +158,8 @@ impl Worker<'_> {
     }
 
     async fn prepare(&mut self, prepare: v1::Prepare) -> Result<(), String> {
-        let layout =
-            (!prepare.layout.is_empty()).then(|| serde_json::from_slice(&prepare.layout)).transpose();
-        let layout: Option<Layout> = layout.map_err(|error| format!("its layout: {error}"))?;
-        let peers = v1::Peers::decode(prepare.tensor).map_err(|error| format!("its peers: {error}"))?.peers;
-        let peers = peers.into_iter().filter_map(|peer| Some(peer.worker?.gpu));
-        let peers = peers.filter(|gpu| *gpu != self.key.gpu.0).collect();
-        self.fleet.tally().peers.insert(self.key.gpu.0.clone(), peers);
+        let json = prepare.layout;
+        let layout = (!json.is_empty()).then(|| self.fleet.layout(json)).transpose()?;
         self.next = Some((prepare.epoch, prepare.resume_step, layout));
         self.state.phase = Phase::Ready.into();
         self.state.ready_epoch = prepare.epoch;
