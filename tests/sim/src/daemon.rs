@@ -1,0 +1,382 @@
+//! A daemon: the shell around the real engine, its leadership, and what it does with the store.
+
+use crate::Sabotage;
+use crate::cluster::{TIMEOUTS, gpu_name, job_name, spec};
+use crate::invariants::Fact;
+use crate::net::{MS, Peer};
+use crate::store::{TTL, Write};
+use crate::world::{What, World};
+use reknit_engine::{Command, Event, State, Time, step};
+use std::collections::{BTreeMap, VecDeque};
+
+/// The rest of what is known of a write that is not answered.
+const WRITE_DEADLINE: u64 = 1_000 * MS;
+
+#[derive(Debug, Default)]
+pub(crate) struct Daemon {
+    pub(crate) up: bool,
+    /// Counts its processes.
+    pub(crate) boot: u64,
+    pub(crate) frozen_until: Time,
+    /// Its clock against true time: ahead by so much, and fast by so many millionths.
+    ahead: u64,
+    fast: u64,
+    pub(crate) leading: Option<Leading>,
+    /// What shall happen in the middle of its next orders.
+    pub(crate) interrupt: Option<Interrupt>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Interrupt {
+    Crash { after: usize, ms: u64 },
+    Freeze { after: usize, ms: u64 },
+}
+
+/// One leadership.
+#[derive(Debug)]
+pub(crate) struct Leading {
+    pub(crate) term: u64,
+    pub(crate) state: State,
+    /// Until when it knows that it leads.
+    pub(crate) lease: Time,
+    pub(crate) sessions: BTreeMap<Peer, u64>,
+    inbox: VecDeque<Input>,
+    hand: VecDeque<Command>,
+    writing: Option<u64>,
+}
+
+#[derive(Debug, Clone)]
+enum Input {
+    Said { peer: Peer, session: u64, event: Event },
+    /// From within.
+    Told(Event),
+    Wish(Wish),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Wish {
+    Submit,
+    Stop,
+    Rebalance,
+    Drain(usize),
+    Restore(usize),
+}
+
+impl World {
+    pub(crate) fn daemon_sleeps(&self, daemon: usize) -> Option<Time> {
+        Some(self.daemons[daemon].frozen_until).filter(|until| *until > self.now)
+    }
+
+    pub(crate) fn daemon_boots(&mut self, daemon: usize) {
+        let (ahead, fast) = (self.random.below(20_000 * MS), self.random.below(400));
+        let found = &mut self.daemons[daemon];
+        if found.up {
+            return;
+        }
+        *found = Daemon { up: true, boot: found.boot + 1, ahead, fast, ..Daemon::default() };
+        let boot = found.boot;
+        self.at(0, What::WantsLead { daemon, boot });
+    }
+
+    pub(crate) fn daemon_dies(&mut self, daemon: usize, ms: u64) {
+        self.ends_leading(daemon);
+        let found = &mut self.daemons[daemon];
+        found.up = false;
+        found.frozen_until = Time(0);
+        found.interrupt = None;
+        self.log(|| format!("daemon {daemon} dies"));
+        self.at(ms * MS, What::DaemonBoots(daemon));
+    }
+
+    /// It goes back to stand-by.
+    pub(crate) fn ends_leading(&mut self, daemon: usize) {
+        let Some(leading) = self.daemons[daemon].leading.take() else { return };
+        self.log(|| format!("daemon {daemon} leads no more (term {})", leading.term));
+        for id in leading.sessions.into_values() {
+            self.server_leaves(id);
+        }
+        let boot = self.daemons[daemon].boot;
+        self.at(50 * MS, What::WantsLead { daemon, boot });
+    }
+
+    pub(crate) fn starts_leading(&mut self, daemon: usize, term: u64, sent: Time) {
+        let jobs = self.store.jobs.values().cloned().collect();
+        let incidents = self.store.incidents.values().cloned().collect();
+        self.statistics.takeovers += u64::from(term > 1);
+        self.log(|| format!("daemon {daemon} leads, term {term}"));
+        self.daemons[daemon].leading = Some(Leading {
+            term,
+            state: State::new(TIMEOUTS),
+            lease: lease_from(sent),
+            sessions: BTreeMap::new(),
+            inbox: VecDeque::from([Input::Told(Event::Started { jobs, incidents })]),
+            hand: VecDeque::new(),
+            writing: None,
+        });
+        self.facts.push(Fact::Leads { term });
+        self.at(0, What::KeepsLease { daemon, term });
+        self.pump(daemon);
+    }
+
+    /// True time as this daemon's engine sees it; never backwards in one process.
+    fn clock(&self, daemon: usize) -> Time {
+        let Daemon { ahead, fast, .. } = self.daemons[daemon];
+        Time(self.now.0 + ahead + self.now.0 / 1_000_000 * fast)
+    }
+
+    /// When its engine wants to be woken, in true time.
+    pub(crate) fn next_tick(&self, daemon: usize) -> Option<Time> {
+        let found = &self.daemons[daemon];
+        let leading = found.leading.as_ref()?;
+        if leading.writing.is_some() || found.frozen_until > self.now {
+            return None;
+        }
+        let wait = leading.state.next_deadline()?.0.saturating_sub(self.clock(daemon).0);
+        Some(Time(self.now.0 + wait))
+    }
+
+    pub(crate) fn tick(&mut self, daemon: usize) {
+        let (now, clock) = (self.now, self.clock(daemon));
+        let Some(leading) = &mut self.daemons[daemon].leading else { return };
+        if leading.state.next_deadline().is_some_and(|at| at > clock) {
+            // The clock is coarser than the engine's: one microsecond more.
+            self.now = Time(now.0 + 1);
+        }
+        leading.inbox.push_front(Input::Told(Event::Tick));
+        self.pump(daemon);
+    }
+
+    pub(crate) fn daemon_hears(&mut self, daemon: usize, id: u64, peer: Peer, event: Event) {
+        let hello = matches!(event, Event::AgentConnected { .. } | Event::WorkerConnected { .. });
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let Some(leading) = &mut self.daemons[daemon].leading else {
+            // Stand-by, or nobody listens there.
+            session.server_open = false;
+            self.server_leaves(id);
+            return;
+        };
+        if hello && session.term.is_none() {
+            session.term = Some(leading.term);
+            session.server_open = true;
+            // A newer session replaces an older one without a word to the engine.
+            let old = leading.sessions.insert(peer.clone(), id);
+            if let Some(old) = old {
+                self.server_leaves(old);
+            }
+            self.send_down(id, crate::net::Order::Welcome);
+        }
+        if let Some(leading) = &mut self.daemons[daemon].leading {
+            leading.inbox.push_back(Input::Said { peer, session: id, event });
+        }
+        self.pump(daemon);
+    }
+
+    pub(crate) fn daemon_loses(&mut self, daemon: usize, peer: &Peer, id: u64) {
+        let Some(leading) = &mut self.daemons[daemon].leading else { return };
+        if leading.sessions.get(peer) != Some(&id) {
+            return;
+        }
+        let event = match peer {
+            Peer::Agent(node) => Event::AgentDisconnected { node: crate::cluster::node_name(*node) },
+            Peer::Worker(worker) => {
+                Event::WorkerDisconnected { job: job_name(), worker: worker.clone() }
+            }
+        };
+        leading.inbox.push_back(Input::Said { peer: peer.clone(), session: id, event });
+        self.pump(daemon);
+    }
+
+    pub(crate) fn planned(&mut self, daemon: usize, term: u64, event: Event) {
+        if let Some(leading) = self.daemons[daemon].leading.as_mut().filter(|found| found.term == term) {
+            leading.inbox.push_back(Input::Told(event));
+            self.pump(daemon);
+        }
+    }
+
+    pub(crate) fn wished(&mut self, wish: Wish, tries: u32) {
+        let leads = |daemon: &Daemon| daemon.leading.is_some() && daemon.frozen_until <= self.now;
+        let leader = (0..self.daemons.len()).find(|index| leads(&self.daemons[*index]));
+        if let Some(leader) = leader
+            && let Some(leading) = &mut self.daemons[leader].leading
+        {
+            leading.inbox.push_back(Input::Wish(wish));
+            self.pump(leader);
+        }
+        // An operator sees whether it is done and asks again.
+        let again = match wish {
+            Wish::Submit => !self.store.jobs.contains_key(&job_name()),
+            Wish::Stop | Wish::Rebalance | Wish::Drain(_) | Wish::Restore(_) => leader.is_none(),
+        };
+        if again && tries < 100 {
+            self.at(200 * MS, What::Wished { wish, tries: tries + 1 });
+        }
+    }
+
+    fn wish_of(&self, state: &State, wish: Wish) -> Option<Event> {
+        match wish {
+            Wish::Submit => {
+                let spec = Box::new(spec(self.tensor));
+                state.refuse_submit(&spec).is_none().then_some(Event::Submit { spec })
+            }
+            Wish::Stop => {
+                state.refuse_stop(&job_name()).is_none().then(|| Event::StopJob { job: job_name() })
+            }
+            Wish::Rebalance => {
+                state.refuse_rebalance(&job_name()).is_none().then(|| Event::Rebalance { job: job_name() })
+            }
+            Wish::Drain(gpu) => {
+                let gpu = gpu_name(gpu, self.tensor);
+                state.refuse_drain(&gpu).is_none().then_some(Event::DrainGpu { gpu })
+            }
+            Wish::Restore(gpu) => {
+                let gpu = gpu_name(gpu, self.tensor);
+                state.refuse_restore(&gpu).is_none().then_some(Event::RestoreGpu { gpu })
+            }
+        }
+    }
+
+    /// Carries out what is in hand, then takes the next input, until it waits for the store or has nothing to do.
+    pub(crate) fn pump(&mut self, daemon: usize) {
+        loop {
+            if self.daemon_sleeps(daemon).is_some() {
+                let thaw = self.daemons[daemon].frozen_until;
+                if let Some(leading) = &self.daemons[daemon].leading {
+                    let term = leading.term;
+                    self.put(thaw, What::Wakes { daemon, term });
+                }
+                return;
+            }
+            let found = &mut self.daemons[daemon];
+            let Some(leading) = &mut found.leading else { return };
+            if leading.writing.is_some() {
+                return;
+            }
+            if let Some(command) = leading.hand.pop_front() {
+                if self.interrupted(daemon, &command) {
+                    continue;
+                }
+                self.carry_out(daemon, command);
+                continue;
+            }
+            let Some(input) = leading.inbox.pop_front() else { return };
+            let Some(event) = self.understood(daemon, input) else { continue };
+            self.feed(daemon, event);
+        }
+    }
+
+    /// The event of it, if it still counts.
+    fn understood(&mut self, daemon: usize, input: Input) -> Option<Event> {
+        let leading = self.daemons[daemon].leading.as_mut()?;
+        match input {
+            Input::Told(event) => Some(event),
+            Input::Said { peer, session, event } => {
+                if leading.sessions.get(&peer) != Some(&session) {
+                    return None;
+                }
+                if matches!(event, Event::AgentDisconnected { .. } | Event::WorkerDisconnected { .. }) {
+                    leading.sessions.remove(&peer);
+                }
+                Some(event)
+            }
+            Input::Wish(wish) => {
+                let leading = self.daemons[daemon].leading.as_ref()?;
+                self.wish_of(&leading.state, wish)
+            }
+        }
+    }
+
+    fn feed(&mut self, daemon: usize, event: Event) {
+        let clock = self.clock(daemon);
+        let (now, sabotage) = (self.now, self.sabotage);
+        let Some(leading) = &mut self.daemons[daemon].leading else { return };
+        let term = leading.term;
+        if let Event::Ready { job, worker, epoch, .. } = &event
+            && sabotage == Sabotage::ResumeEarly
+        {
+            let (job, worker, epoch) = (job.clone(), worker.clone(), *epoch);
+            leading.hand.push_back(Command::Resume { job, worker, epoch });
+        }
+        let told = event.clone();
+        let commands = step(&mut leading.state, clock, event);
+        let leads = now < leading.lease || sabotage == Sabotage::NoFencing;
+        if leads {
+            leading.hand.extend(commands);
+        }
+        if !matches!(told, Event::Progress { .. } | Event::Committed { .. }) {
+            self.log(|| format!("d{daemon} -> {told:?}"));
+        }
+        self.facts.push(Fact::Heard { term, event: told });
+        if !leads {
+            self.ends_leading(daemon);
+        }
+    }
+
+    pub(crate) fn wakes(&mut self, daemon: usize, term: u64) {
+        if self.daemons[daemon].leading.as_ref().is_some_and(|found| found.term == term) {
+            self.pump(daemon);
+        }
+    }
+
+    /// Whether something befell the daemon instead.
+    fn interrupted(&mut self, daemon: usize, command: &Command) -> bool {
+        let found = &mut self.daemons[daemon];
+        let left = match &mut found.interrupt {
+            None => return false,
+            Some(Interrupt::Crash { after, .. } | Interrupt::Freeze { after, .. }) => after,
+        };
+        if *left > 0 {
+            *left -= 1;
+            return false;
+        }
+        match found.interrupt.take() {
+            Some(Interrupt::Crash { ms, .. }) => {
+                self.statistics.happened("leader crashed amid its orders");
+                self.daemon_dies(daemon, ms);
+            }
+            Some(Interrupt::Freeze { ms, .. }) => {
+                self.statistics.happened("leader frozen amid its orders");
+                found.frozen_until = Time(self.now.0 + ms * MS);
+                if let Some(leading) = &mut found.leading {
+                    leading.hand.push_front(command.clone());
+                }
+            }
+            None => return false,
+        }
+        true
+    }
+
+    /// A write is under way; nothing else is done before its answer.
+    pub(crate) fn write(&mut self, daemon: usize, write: Write) {
+        self.sequence += 1;
+        let number = self.sequence;
+        let Some(leading) = &mut self.daemons[daemon].leading else { return };
+        leading.writing = Some(number);
+        let term = leading.term;
+        let wait = self.store_delay();
+        self.at(wait, What::Writes { daemon, term, number, write });
+        self.at(WRITE_DEADLINE, What::WriteIsLate { daemon, term, number });
+    }
+
+    pub(crate) fn written(&mut self, daemon: usize, term: u64, number: u64, taken: bool) {
+        let Some(leading) = &mut self.daemons[daemon].leading else { return };
+        if leading.term != term || leading.writing != Some(number) {
+            return;
+        }
+        leading.writing = None;
+        if taken {
+            self.pump(daemon);
+        } else {
+            self.ends_leading(daemon);
+        }
+    }
+
+    pub(crate) fn write_is_late(&mut self, daemon: usize, term: u64, number: u64) {
+        self.written(daemon, term, number, false);
+    }
+
+}
+
+/// A margin for the two clocks that count it.
+pub(crate) fn lease_from(sent: Time) -> Time {
+    Time(sent.0 + TTL - TTL / 20)
+}

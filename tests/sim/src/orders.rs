@@ -1,0 +1,245 @@
+//! What workers do when they are told to.
+
+use crate::cluster::{TIMEOUTS, job_name};
+use crate::invariants::Fact;
+use crate::memory::{Memory, REPLICATED, initial, places};
+use crate::net::{MS, Peer, Site};
+use crate::worker::{Next, Worker, vote};
+use crate::world::{What, World};
+use reknit_engine::{Command, Event, ExitStatus, Participant, StepVote, Time, WorkerPhase};
+use reknit_layout::{Epoch, Holding, Plan, Step, WorkerKey};
+use std::sync::Arc;
+
+impl World {
+    /// `term`: of the leadership that orders.
+    pub(crate) fn peer_obeys(&mut self, peer: &Peer, term: u64, order: Command) {
+        match peer {
+            Peer::Agent(node) => self.agent_obeys(*node, order),
+            Peer::Worker(key) => self.worker_obeys(key, term, order),
+        }
+    }
+
+    fn worker_obeys(&mut self, key: &WorkerKey, term: u64, order: Command) {
+        let Some(worker) = self.workers.get_mut(key) else { return };
+        let state = &worker.state;
+        match order {
+            Command::CloseEpoch { epoch, .. } => {
+                let ahead = state.phase == WorkerPhase::Training && state.epoch > epoch;
+                if !ahead && state.ready_epoch <= epoch {
+                    self.quiesce(key);
+                }
+            }
+            Command::Pause { epoch, .. } => match state.phase {
+                WorkerPhase::Training if state.epoch == epoch => worker.pausing = true,
+                WorkerPhase::Quiesced | WorkerPhase::Completed => self.says_quiesced(key),
+                // Of an epoch that is over.
+                WorkerPhase::Idle | WorkerPhase::Training | WorkerPhase::Preparing | WorkerPhase::Ready => {}
+            },
+            Command::Prepare { epoch, plan, participants, resume_step, vote, .. } => {
+                self.prepare(key, epoch, term, plan, &participants, resume_step, vote);
+            }
+            Command::Resume { epoch, .. } => self.resume(key, epoch),
+            Command::Stop { .. } => {
+                let exit = ExitStatus { how: "exit status 0".to_owned(), signal: None, status: Some(0) };
+                let wait = self.some_delay();
+                self.at(wait, What::ProcessEnds(key.clone(), exit));
+            }
+            other => self.breaks(format!("protocol: a worker was sent {other:?}")),
+        }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the fields of one order")]
+    fn prepare(
+        &mut self,
+        key: &WorkerKey,
+        epoch: Epoch,
+        ticket: u64,
+        plan: Arc<Plan>,
+        participants: &[Participant],
+        resume_step: Step,
+        given: Option<StepVote>,
+    ) {
+        let Some(worker) = self.workers.get_mut(key) else { return };
+        if epoch <= worker.state.epoch || epoch < worker.state.ready_epoch {
+            return;
+        }
+        if worker.state.phase == WorkerPhase::Training {
+            self.breaks(format!("ONE-EPOCH: {key} was prepared for {epoch} while it trains"));
+            return;
+        }
+        let state = &worker.state;
+        let rolls = !worker.memory.is_empty()
+            && state.prepared == resume_step
+            && state.holding.step.0 + 1 == resume_step.0;
+        if rolls {
+            if given != Some(vote(resume_step)) {
+                self.breaks(format!("SAMPLES: {key} rolls forward to {resume_step} with {given:?}"));
+                return;
+            }
+            worker.apply(resume_step);
+            worker.state.vote = given;
+            self.statistics.rolled_forward += 1;
+        }
+        let Some(worker) = self.workers.get_mut(key) else { return };
+        worker.state.phase = WorkerPhase::Preparing;
+        worker.state.ready_epoch = epoch;
+        let participants = participants.iter().map(|found| found.worker.clone()).collect();
+        worker.next =
+            Some(Next { plan, participants, ticket, resume_step, vote: given, buffers: None });
+        if rolls {
+            self.facts.push(Fact::Applied { worker: key.clone(), step: resume_step });
+            self.says_committed(key, resume_step, true);
+        }
+        let by = Time(self.now.0 + u64::from(TIMEOUTS.operation_ms) * MS);
+        let wait = 3 * self.some_delay();
+        self.at(wait, What::GetsReady(key.clone(), epoch, ticket, by));
+    }
+
+    pub(crate) fn gets_ready(&mut self, key: &WorkerKey, epoch: Epoch, ticket: u64, by: Time) {
+        let Some(worker) = self.workers.get(key) else { return };
+        let Some(next) = &worker.next else { return };
+        let state = &worker.state;
+        if state.phase != WorkerPhase::Preparing || state.ready_epoch != epoch || next.ticket != ticket {
+            return;
+        }
+        let absent = next.participants.iter().find(|peer| !self.has_joined(key, peer, epoch, ticket));
+        if let Some(absent) = absent {
+            let gone = !self.workers.contains_key(absent);
+            if !gone && self.now < by {
+                self.at(10 * MS, What::GetsReady(key.clone(), epoch, ticket, by));
+                return;
+            }
+            let event = Event::PrepareFailed {
+                job: job_name(),
+                worker: key.clone(),
+                epoch,
+                peer: Some(absent.clone()),
+                reason: "a peer does not answer".to_owned(),
+            };
+            self.worker_says(key, event);
+            return;
+        }
+        let (plan, step) = (next.plan.clone(), next.resume_step);
+        let Some(place) = plan.layout.place_of(key) else {
+            return; // Only a source.
+        };
+        let buffers = match self.fetch(key, worker, &plan, step, place) {
+            Ok(buffers) => buffers,
+            Err(broken) => return self.breaks(broken),
+        };
+        let digest = format!("{:?}", buffers.values[REPLICATED]);
+        if plan.fresh {
+            self.facts.push(Fact::MadeFresh { worker: key.clone(), epoch });
+        }
+        if let Some(worker) = self.workers.get_mut(key) {
+            worker.state.phase = WorkerPhase::Ready;
+            if let Some(next) = &mut worker.next {
+                next.buffers = Some(buffers);
+            }
+        }
+        self.facts.push(Fact::Ready { worker: key.clone(), epoch, ticket });
+        let event = Event::Ready {
+            job: job_name(),
+            worker: key.clone(),
+            epoch,
+            step,
+            replicated_digest: digest,
+            bytes_received: 0,
+        };
+        self.worker_says(key, event);
+    }
+
+    fn has_joined(&self, key: &WorkerKey, peer: &WorkerKey, epoch: Epoch, ticket: u64) -> bool {
+        let [from, to] = [key, peer].map(|worker| Site::Gpu(self.gpu_number(&worker.gpu)));
+        let reachable = self.cut(from, to).is_none() && self.cut(to, from).is_none();
+        reachable
+            && self.worker_sleeps(peer).is_none()
+            && self.workers.get(peer).is_some_and(|peer| {
+                let engaged = matches!(peer.state.phase, WorkerPhase::Preparing | WorkerPhase::Ready);
+                engaged
+                    && peer.state.ready_epoch == epoch
+                    && peer.next.as_ref().is_some_and(|next| next.ticket == ticket)
+            })
+    }
+
+    /// Fills fresh buffers: from the seed, from what it holds at that step, and from the sources as the plan says.
+    fn fetch(
+        &self,
+        key: &WorkerKey,
+        worker: &Worker,
+        plan: &Plan,
+        step: Step,
+        place: reknit_layout::Place,
+    ) -> Result<Memory, String> {
+        let group = plan.layout.group(place.replica, place.stage);
+        let owned = group.map(|group| group.owned(place.slot)).unwrap_or_default();
+        let mut buffers = Memory { step: step.0, ..Memory::default() };
+        let own: Vec<usize> = places(&owned).chain([REPLICATED]).collect();
+        for place in own {
+            if plan.fresh {
+                buffers.values[place] = Some(initial(place));
+                continue;
+            }
+            if worker.memory.step == step.0 {
+                buffers.values[place] = worker.memory.values[place];
+            }
+            if buffers.values[place].is_some() {
+                continue;
+            }
+            let brings = |transfer: &&reknit_layout::plan::Transfer| {
+                transfer.to == *key
+                    && match transfer.axis {
+                        None => place == REPLICATED,
+                        Some(axis) => places(&[(axis, transfer.units.clone())].into()).any(|p| p == place),
+                    }
+            };
+            let transfer = plan.transfers.iter().find(brings).ok_or_else(|| {
+                format!("NO-GUESS: nobody brings value {place} to {key} in epoch {}", plan.layout.epoch)
+            })?;
+            let source = self.workers.get(&transfer.from);
+            let copy = source.filter(|source| source.memory.step == step.0);
+            let value = copy.and_then(|source| source.memory.values[place]).ok_or_else(|| {
+                let from = &transfer.from;
+                format!("NO-GUESS: {from} shall send value {place} at {step} to {key} and does not hold it")
+            })?;
+            buffers.values[place] = Some(value);
+        }
+        Ok(buffers)
+    }
+
+    /// The commit: what it got ready replaces what it trained on.
+    fn resume(&mut self, key: &WorkerKey, epoch: Epoch) {
+        let Some(worker) = self.workers.get_mut(key) else { return };
+        if worker.state.phase != WorkerPhase::Ready || worker.state.ready_epoch != epoch {
+            return;
+        }
+        let Some(next) = worker.next.take() else { return };
+        let Some(buffers) = next.buffers else { return };
+        let old = std::mem::replace(&mut worker.memory, buffers);
+        let state = &mut worker.state;
+        let before = state.epoch;
+        state.epoch = epoch;
+        state.ready_epoch = Epoch(0);
+        state.holding = Holding { step: next.resume_step, units: worker.memory.units() };
+        state.prepared = next.resume_step;
+        state.attempted = next.resume_step;
+        if next.resume_step.0 > 0 {
+            state.vote = next.vote.or(state.vote);
+        }
+        state.phase = WorkerPhase::Training;
+        worker.pausing = false;
+        worker.reduced = None;
+        worker.plan = Some(next.plan.clone());
+        let step = next.resume_step;
+        self.log(|| format!("{key} resumes {epoch} at {step}"));
+        self.facts.push(Fact::Resumed {
+            worker: key.clone(),
+            before,
+            epoch,
+            step,
+            old: Box::new(old),
+            plan: next.plan,
+        });
+        self.goes_on(key);
+    }
+}
