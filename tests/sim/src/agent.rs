@@ -16,7 +16,6 @@ pub(crate) struct Agent {
     pub(crate) link: Link,
     /// Seen by this process of the agent: told in every new session.
     pub(crate) ends: Vec<(WorkerKey, ExitStatus)>,
-    pub(crate) node: usize,
 }
 
 pub(crate) fn killed() -> ExitStatus {
@@ -24,8 +23,8 @@ pub(crate) fn killed() -> ExitStatus {
 }
 
 impl Agent {
-    pub(crate) fn new(node: usize, gpus: Vec<GpuReport>) -> Self {
-        Self { up: false, frozen_until: Time(0), gpus, link: Link::default(), ends: Vec::new(), node }
+    pub(crate) fn new(gpus: Vec<GpuReport>) -> Self {
+        Self { up: false, frozen_until: Time(0), gpus, link: Link::default(), ends: Vec::new() }
     }
 }
 
@@ -44,7 +43,7 @@ impl World {
             self.client_leaves(id);
         }
         let gpus = std::mem::take(&mut self.agents[node].gpus);
-        self.agents[node] = Agent::new(node, gpus);
+        self.agents[node] = Agent::new(gpus);
         self.log(|| format!("{peer:?} dies"));
         self.at(ms * MS, What::AgentBoots(node));
     }

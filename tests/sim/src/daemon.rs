@@ -205,7 +205,11 @@ impl World {
         // An operator sees whether it is done and asks again.
         let again = match wish {
             Wish::Submit => !self.store.jobs.contains_key(&job_name()),
-            Wish::Stop | Wish::Rebalance | Wish::Drain(_) | Wish::Restore(_) => leader.is_none(),
+            Wish::Restore(gpu) => {
+                let gpu = gpu_name(gpu, self.tensor);
+                self.store.jobs.values().any(|record| record.drained.contains(&gpu))
+            }
+            Wish::Stop | Wish::Rebalance | Wish::Drain(_) => leader.is_none() && !self.healed,
         };
         if again && tries < 100 {
             self.at(200 * MS, What::Wished { wish, tries: tries + 1 });

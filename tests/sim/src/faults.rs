@@ -161,6 +161,7 @@ impl World {
     pub(crate) fn heals(&mut self) {
         self.log(|| "HEALS".to_owned());
         let now = self.now;
+        self.healed = true;
         self.cuts.clear();
         self.store.down_until = self.store.down_until.min(now);
         self.store.slow_until = now;
@@ -183,7 +184,10 @@ impl World {
         }
         for gpu in 0..NODES * self.tensor as usize {
             self.diagnose(&gpu_name(gpu, self.tensor), HealthClass::Healthy, "");
-            self.at(0, What::Wished { wish: Wish::Restore(gpu), tries: 0 });
+            // Once more when whatever a daemon still had in hand is done.
+            for wait in [0, 5_000 * MS] {
+                self.at(wait, What::Wished { wish: Wish::Restore(gpu), tries: 0 });
+            }
         }
     }
 }

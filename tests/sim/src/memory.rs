@@ -96,7 +96,7 @@ pub(crate) fn gradients(step: u64, samples: &[Range<u64>]) -> Values {
 
 /// An undisturbed run, as far as it was asked for.
 #[derive(Debug, Clone)]
-pub struct Truth(Vec<Values>);
+pub(crate) struct Truth(Vec<Values>);
 
 impl Default for Truth {
     fn default() -> Self {

@@ -84,7 +84,14 @@ pub fn replay(script: &Script, sabotage: Sabotage, trace: bool) -> Result<Outcom
     }
     let Some(ending) = ending else {
         let view = leader_view(&world);
-        return Err(format!("liveness: not training again {PATIENCE} ms after the last fault: {view:#?}"));
+        let stands = view.map(|view| {
+            let degrees = view.layout.map(|layout| layout.degrees());
+            (view.phase, view.explanation, view.epoch, view.committed_step, degrees)
+        });
+        let alive = world.workers.len();
+        return Err(format!(
+            "liveness: {PATIENCE} ms after the last fault it is not training again: {stands:?}, {alive} workers"
+        ));
     };
     let mut statistics = world.statistics;
     statistics.virtual_ms = (world.now.0 - start.0) / MS;

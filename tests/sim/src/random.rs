@@ -2,7 +2,7 @@
 
 /// SplitMix64: the same seed, the same run.
 #[derive(Debug, Clone)]
-pub struct Random(pub u64);
+pub(crate) struct Random(pub u64);
 
 /// Spreads the bits of a number.
 pub(crate) fn mix(number: u64) -> u64 {

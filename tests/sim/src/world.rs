@@ -74,6 +74,7 @@ pub struct World {
     pub(crate) agents: Vec<Agent>,
     pub(crate) workers: BTreeMap<WorkerKey, Worker>,
     pub(crate) lose_answer: bool,
+    pub(crate) healed: bool,
     pub(crate) truth: Truth,
     pub(crate) facts: Vec<Fact>,
     invariants: Option<Invariants>,
@@ -85,7 +86,7 @@ pub struct World {
 
 impl World {
     pub(crate) fn new(script: &Script, sabotage: Sabotage, trace: bool) -> Self {
-        let agent = |node| Agent::new(node, gpus_of(node, script.tensor));
+        let agent = |node| Agent::new(gpus_of(node, script.tensor));
         let mut world = Self {
             now: Time(1_000_000_000),
             random: Random(script.seed ^ 0x0dd5_eed5),
@@ -100,6 +101,7 @@ impl World {
             agents: (0..NODES).map(agent).collect(),
             workers: BTreeMap::new(),
             lose_answer: false,
+            healed: false,
             truth: Truth::default(),
             facts: Vec::new(),
             invariants: Some(Invariants::default()),

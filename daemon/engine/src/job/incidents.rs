@@ -254,7 +254,7 @@ impl Job {
         // Changes that waited for this one to end.
         self.stirred |= !done.is_empty();
         for Open { mut incident, .. } in done {
-            incident.recovered = Some(ctx.now);
+            incident.recovered = Some(incident.not_before(ctx.now));
             self.end_incident(ctx, incident);
         }
     }
@@ -276,6 +276,7 @@ impl Job {
     /// Marks a phase's end on every incident of this recovery; a later attempt overwrites an earlier one.
     pub(crate) fn stamp(&mut self, now: Time, phase: fn(&mut Incident) -> &mut Option<Time>) {
         for incident in self.incidents.current() {
+            let now = incident.not_before(now);
             *phase(incident) = Some(now);
         }
     }

@@ -164,6 +164,7 @@ impl Job {
         if !expected {
             let now = ctx.now;
             for incident in self.incidents.current() {
+                let now = incident.not_before(now);
                 incident.quiesced.get_or_insert(now);
             }
         }
