@@ -86,7 +86,10 @@ pub fn replay(script: &Script, sabotage: Sabotage, trace: bool) -> Result<Outcom
         let view = leader_view(&world);
         let stands = view.map(|view| {
             let degrees = view.layout.map(|layout| layout.degrees());
-            (view.phase, view.explanation, view.epoch, view.committed_step, degrees)
+            let open = world.store.incidents.values().filter(|incident| incident.recovered.is_none());
+            let open: Vec<_> =
+                open.map(|found| (found.id, found.kind, &found.signal, found.epoch_after)).collect();
+            (view.phase, view.explanation, view.epoch, view.committed_step, degrees, open)
         });
         let alive = world.workers.len();
         return Err(format!(

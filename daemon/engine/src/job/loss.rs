@@ -1,6 +1,6 @@
 //! What is lost, and what that means where the job stands.
 
-use super::incidents::Sighting;
+use super::incidents::{Open, Sighting};
 use super::worker::Fate;
 use super::{Job, Loss, Stage};
 use crate::state::Ctx;
@@ -65,7 +65,9 @@ impl Job {
             return;
         }
         let open = self.incidents.open.iter();
-        let mut own = open.filter(|open| open.worker.as_ref() == Some(key));
+        // That a drained worker left explains nothing.
+        let fault = |open: &&Open| open.incident.kind != IncidentKind::Planned;
+        let mut own = open.filter(fault).filter(|open| open.worker.as_ref() == Some(key));
         if own.any(|open| open.incident.node.as_ref() == Some(node)) {
             self.accuse(ctx, key, sighting);
         }
