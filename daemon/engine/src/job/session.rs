@@ -160,12 +160,15 @@ impl Job {
                     WorkerPhase::Ready if same => {
                         self.suspect_plane(ctx, key, None, "its session ended while it got ready");
                     }
+                    // What it said before was older than it looked, and the plan is made of it.
+                    WorkerPhase::Training => {
+                        self.suspect_plane(ctx, key, None, "it trains and was taken to have stopped");
+                    }
                     WorkerPhase::Idle
                     | WorkerPhase::Quiesced
                     | WorkerPhase::Completed
                     | WorkerPhase::Preparing
-                    | WorkerPhase::Ready
-                    | WorkerPhase::Training => {
+                    | WorkerPhase::Ready => {
                         ctx.out.push(preparing.order(&self.record.name, key));
                     }
                 }
