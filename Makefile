@@ -12,8 +12,13 @@ PROGRAMS = -p reknit -p reknitd -p reknit-agent -p reknit-worker -p reknit-simdr
 # How long `make fuzz` tries each target.
 SECONDS ?= 60
 
+# What `make soak` simulates.
+SEEDS ?= 10000
+START ?= 0
+TRACE ?= 0
+
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test bench chaos fuzz fmt lint
+.PHONY: help setup build demo test bench chaos fuzz soak fmt lint
 
 help: ## Say what each command does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +54,10 @@ chaos: setup ## Kill the daemon a hundred times while a job trains and loses wor
 
 fuzz: setup ## Fuzz the readers of job, topology and holdings files, SECONDS=60 each
 	CARGO=$(CARGO) .ci/fuzz $(SECONDS)
+
+soak: setup ## Simulate the control plane under faults: SEEDS=10000 stories from START=0 on; TRACE=1 prints them
+	@$(CARGO) build --release --locked -p reknit-control-sim >&2
+	@SEEDS=$(SEEDS) START=$(START) TRACE=$(TRACE) $(TARGET)/release/soak
 
 fmt: ## Format the sources
 	$(CARGO) fmt --all

@@ -41,8 +41,7 @@ impl Incident {
     /// When a phase ends by a clock that says `now`: never before what is recorded already. The clock of a daemon that took
     /// over may be behind the one that the record was begun by.
     pub(crate) fn not_before(&self, now: Time) -> Time {
-        let phases =
-            [self.quiesced, self.fenced, self.planned, self.ready, self.committed, self.recovered];
+        let phases = [self.quiesced, self.fenced, self.planned, self.ready, self.committed, self.recovered];
         phases.into_iter().flatten().fold(now.max(self.detected), Time::max)
     }
 }

@@ -128,7 +128,8 @@ impl World {
     }
 
     pub(crate) fn diagnose(&mut self, gpu: &GpuId, health: HealthClass, cause: &str) {
-        let shards_readable = matches!(health, HealthClass::Healthy | HealthClass::Drain | HealthClass::Predict);
+        let shards_readable =
+            matches!(health, HealthClass::Healthy | HealthClass::Drain | HealthClass::Predict);
         for node in 0..self.agents.len() {
             let Some(found) = self.agents[node].gpus.iter_mut().find(|found| found.gpu == *gpu) else {
                 continue;

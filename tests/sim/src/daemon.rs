@@ -47,7 +47,11 @@ pub(crate) struct Leading {
 
 #[derive(Debug, Clone)]
 enum Input {
-    Said { peer: Peer, session: u64, event: Event },
+    Said {
+        peer: Peer,
+        session: u64,
+        event: Event,
+    },
     /// From within.
     Told(Event),
     Wish(Wish),
@@ -178,9 +182,7 @@ impl World {
         }
         let event = match peer {
             Peer::Agent(node) => Event::AgentDisconnected { node: crate::cluster::node_name(*node) },
-            Peer::Worker(worker) => {
-                Event::WorkerDisconnected { job: job_name(), worker: worker.clone() }
-            }
+            Peer::Worker(worker) => Event::WorkerDisconnected { job: job_name(), worker: worker.clone() },
         };
         leading.inbox.push_back(Input::Said { peer: peer.clone(), session: id, event });
         self.pump(daemon);
@@ -377,7 +379,6 @@ impl World {
     pub(crate) fn write_is_late(&mut self, daemon: usize, term: u64, number: u64) {
         self.written(daemon, term, number, false);
     }
-
 }
 
 /// A margin for the two clocks that count it.

@@ -135,9 +135,7 @@ impl World {
 
     pub(crate) fn peer_sleeps(&self, peer: &Peer) -> Option<Time> {
         match peer {
-            Peer::Agent(node) => {
-                Some(self.agents[*node].frozen_until).filter(|until| *until > self.now)
-            }
+            Peer::Agent(node) => Some(self.agents[*node].frozen_until).filter(|until| *until > self.now),
             Peer::Worker(key) => self.worker_sleeps(key),
         }
     }

@@ -23,9 +23,10 @@ pub(crate) type Values = [u64; VALUES];
 /// The numbers of these units among the values.
 pub(crate) fn places(units: &BTreeMap<Axis, Units>) -> impl Iterator<Item = usize> + '_ {
     axes().into_iter().enumerate().flat_map(move |(index, axis)| {
-        units.get(&axis).into_iter().flat_map(move |units| {
-            units.iter().map(move |unit| index * UNITS as usize + unit as usize)
-        })
+        units
+            .get(&axis)
+            .into_iter()
+            .flat_map(move |units| units.iter().map(move |unit| index * UNITS as usize + unit as usize))
     })
 }
 

@@ -84,8 +84,7 @@ impl World {
         worker.state.phase = WorkerPhase::Preparing;
         worker.state.ready_epoch = epoch;
         let participants = participants.iter().map(|found| found.worker.clone()).collect();
-        worker.next =
-            Some(Next { plan, participants, ticket, resume_step, vote: given, buffers: None });
+        worker.next = Some(Next { plan, participants, ticket, resume_step, vote: given, buffers: None });
         if rolls {
             self.facts.push(Fact::Applied { worker: key.clone(), step: resume_step });
             self.says_committed(key, resume_step, true);

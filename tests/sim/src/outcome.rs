@@ -144,8 +144,7 @@ fn lost_for_good(world: &World, view: &JobView) -> bool {
     let members = layout.members().filter_map(|(_, member)| world.workers.get(&member.worker));
     let memories: Vec<_> = members.map(|worker| &worker.memory).collect();
     let newest = memories.iter().map(|memory| memory.step).max().unwrap_or(0).max(view.committed_step.0);
-    let held = |place: usize| {
-        memories.iter().any(|memory| memory.step == newest && memory.values[place].is_some())
-    };
+    let held =
+        |place: usize| memories.iter().any(|memory| memory.step == newest && memory.values[place].is_some());
     !(0..REPLICATED).all(held)
 }

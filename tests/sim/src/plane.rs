@@ -154,7 +154,8 @@ impl World {
         self.worker_says(key, event);
         // Its peers see its sockets end.
         let members = layout.iter().flat_map(|plan| plan.layout.members());
-        let peers: Vec<_> = members.map(|(_, member)| member.worker.clone()).filter(|peer| peer != key).collect();
+        let peers: Vec<_> =
+            members.map(|(_, member)| member.worker.clone()).filter(|peer| peer != key).collect();
         for peer in peers {
             let wait = self.some_delay();
             self.at(wait, What::NoticesFailure(peer, epoch, key.clone()));

@@ -24,32 +24,92 @@ pub enum Way {
 /// Daemons, nodes and GPUs by number; durations in milliseconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
-    KillWorker { gpu: usize },
+    KillWorker {
+        gpu: usize,
+    },
     /// It wakes up and goes on, if nobody killed it.
-    FreezeWorker { gpu: usize, ms: u64 },
-    BreakWorkerSession { gpu: usize },
-    RestartAgent { node: usize, ms: u64 },
-    FreezeAgent { node: usize, ms: u64 },
-    BreakAgentSession { node: usize },
-    CrashNode { node: usize, ms: u64 },
-    Health { gpu: usize, health: HealthClass },
+    FreezeWorker {
+        gpu: usize,
+        ms: u64,
+    },
+    BreakWorkerSession {
+        gpu: usize,
+    },
+    RestartAgent {
+        node: usize,
+        ms: u64,
+    },
+    FreezeAgent {
+        node: usize,
+        ms: u64,
+    },
+    BreakAgentSession {
+        node: usize,
+    },
+    CrashNode {
+        node: usize,
+        ms: u64,
+    },
+    Health {
+        gpu: usize,
+        health: HealthClass,
+    },
     /// With a new clock, which may be behind the old one.
-    CrashDaemon { daemon: usize, ms: u64 },
+    CrashDaemon {
+        daemon: usize,
+        ms: u64,
+    },
     /// In the middle of its next orders.
-    CrashLeader { after: usize, ms: u64 },
+    CrashLeader {
+        after: usize,
+        ms: u64,
+    },
     /// Wakes with the rest of its next orders in hand and gives them without a look at its lease.
-    FreezeLeader { after: usize, ms: u64 },
-    FreezeDaemon { daemon: usize, ms: u64 },
-    CutStore { daemon: usize, way: Way, ms: u64 },
-    CutAgent { node: usize, daemon: usize, way: Way, ms: u64 },
-    CutWorker { gpu: usize, daemon: usize, way: Way, ms: u64 },
-    CutPeers { gpu: usize, other: usize, way: Way, ms: u64 },
-    StoreDown { ms: u64 },
-    StoreSlow { ms: u64 },
+    FreezeLeader {
+        after: usize,
+        ms: u64,
+    },
+    FreezeDaemon {
+        daemon: usize,
+        ms: u64,
+    },
+    CutStore {
+        daemon: usize,
+        way: Way,
+        ms: u64,
+    },
+    CutAgent {
+        node: usize,
+        daemon: usize,
+        way: Way,
+        ms: u64,
+    },
+    CutWorker {
+        gpu: usize,
+        daemon: usize,
+        way: Way,
+        ms: u64,
+    },
+    CutPeers {
+        gpu: usize,
+        other: usize,
+        way: Way,
+        ms: u64,
+    },
+    StoreDown {
+        ms: u64,
+    },
+    StoreSlow {
+        ms: u64,
+    },
     /// The next write of a leader is carried out, but its answer is lost.
     LoseAnswer,
-    Drain { gpu: usize },
-    Restore { gpu: usize },
+    Drain {
+        gpu: usize,
+    },
+    Restore {
+        gpu: usize,
+    },
     Rebalance,
     Stop,
 }
@@ -110,7 +170,11 @@ fn fault(random: &mut Random, gpus: usize) -> Fault {
         94..=96 => Fault::Restore { gpu },
         97..=98 => Fault::Rebalance,
         _ => {
-            if below(4) == 0 { Fault::Stop } else { Fault::Restore { gpu } }
+            if below(4) == 0 {
+                Fault::Stop
+            } else {
+                Fault::Restore { gpu }
+            }
         }
     }
 }

@@ -96,11 +96,7 @@ impl World {
             job: job_name(),
             worker: key.clone(),
             node: node_name(worker.node),
-            endpoint: Endpoint {
-                node: node_name(worker.node).0,
-                unix: key.to_string(),
-                tcp: String::new(),
-            },
+            endpoint: Endpoint { node: node_name(worker.node).0, unix: key.to_string(), tcp: String::new() },
             pid: 1,
             state: worker.state.clone(),
         })
@@ -117,8 +113,7 @@ impl World {
             worker.pausing = false;
             let state = &mut worker.state;
             state.ready_epoch = Epoch(0);
-            state.phase =
-                if state.epoch == Epoch(0) { WorkerPhase::Idle } else { WorkerPhase::Quiesced };
+            state.phase = if state.epoch == Epoch(0) { WorkerPhase::Idle } else { WorkerPhase::Quiesced };
         }
         self.says_quiesced(key);
     }

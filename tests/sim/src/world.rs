@@ -27,21 +27,68 @@ pub(crate) enum What {
     Dials(Peer),
 
     /// Reaches the store: a campaign, a lease's renewal, a write.
-    Campaigns { daemon: usize, boot: u64 },
-    Renews { daemon: usize, term: u64, sent: Time },
-    Writes { daemon: usize, term: u64, number: u64, write: Write },
+    Campaigns {
+        daemon: usize,
+        boot: u64,
+    },
+    Renews {
+        daemon: usize,
+        term: u64,
+        sent: Time,
+    },
+    Writes {
+        daemon: usize,
+        term: u64,
+        number: u64,
+        write: Write,
+    },
     /// Its answers.
-    Granted { daemon: usize, boot: u64, term: Option<u64>, sent: Time },
-    Renewed { daemon: usize, term: u64, sent: Time, held: bool },
-    Written { daemon: usize, term: u64, number: u64, taken: bool },
+    Granted {
+        daemon: usize,
+        boot: u64,
+        term: Option<u64>,
+        sent: Time,
+    },
+    Renewed {
+        daemon: usize,
+        term: u64,
+        sent: Time,
+        held: bool,
+    },
+    Written {
+        daemon: usize,
+        term: u64,
+        number: u64,
+        taken: bool,
+    },
     /// In a daemon.
-    WriteIsLate { daemon: usize, term: u64, number: u64 },
-    WantsLead { daemon: usize, boot: u64 },
-    KeepsLease { daemon: usize, term: u64 },
+    WriteIsLate {
+        daemon: usize,
+        term: u64,
+        number: u64,
+    },
+    WantsLead {
+        daemon: usize,
+        boot: u64,
+    },
+    KeepsLease {
+        daemon: usize,
+        term: u64,
+    },
     /// With what it had in hand.
-    Wakes { daemon: usize, term: u64 },
-    Planned { daemon: usize, term: u64, event: Event },
-    Wished { wish: Wish, tries: u32 },
+    Wakes {
+        daemon: usize,
+        term: u64,
+    },
+    Planned {
+        daemon: usize,
+        term: u64,
+        event: Event,
+    },
+    Wished {
+        wish: Wish,
+        tries: u32,
+    },
 
     DaemonBoots(usize),
     AgentBoots(usize),

@@ -20,14 +20,31 @@ use std::sync::Arc;
 /// Something that happened and that an invariant is about.
 #[derive(Debug, Clone)]
 pub enum Fact {
-    Leads { term: u64 },
-    Heard { term: u64, event: Event },
-    Ordered { command: Box<Command> },
-    Stored { before: Option<Box<JobRecord>>, record: Box<JobRecord> },
+    Leads {
+        term: u64,
+    },
+    Heard {
+        term: u64,
+        event: Event,
+    },
+    Ordered {
+        command: Box<Command>,
+    },
+    Stored {
+        before: Option<Box<JobRecord>>,
+        record: Box<JobRecord>,
+    },
     Incident(Box<Incident>),
     /// A worker made its state from the job's seed.
-    MadeFresh { worker: WorkerKey, epoch: Epoch },
-    Ready { worker: WorkerKey, epoch: Epoch, ticket: u64 },
+    MadeFresh {
+        worker: WorkerKey,
+        epoch: Epoch,
+    },
+    Ready {
+        worker: WorkerKey,
+        epoch: Epoch,
+        ticket: u64,
+    },
     /// A worker gave up `old` for what it got ready.
     Resumed {
         worker: WorkerKey,
@@ -38,8 +55,15 @@ pub enum Fact {
         plan: Arc<Plan>,
     },
     /// A vote of all members succeeded.
-    Decided { epoch: Epoch, step: Step, plan: Arc<Plan> },
-    Applied { worker: WorkerKey, step: Step },
+    Decided {
+        epoch: Epoch,
+        step: Step,
+        plan: Arc<Plan>,
+    },
+    Applied {
+        worker: WorkerKey,
+        step: Step,
+    },
 }
 
 /// What each invariant remembers.

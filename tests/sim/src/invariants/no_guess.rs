@@ -24,7 +24,9 @@ impl NoGuess {
                     return Err(format!("{epoch} starts from the seed again"));
                 }
             }
-            Fact::Stored { before: Some(before), record } if before.ever_committed && !record.ever_committed => {
+            Fact::Stored { before: Some(before), record }
+                if before.ever_committed && !record.ever_committed =>
+            {
                 return Err("the store forgets that the job has begun".to_owned());
             }
             Fact::Stored { .. }

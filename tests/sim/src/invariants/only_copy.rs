@@ -23,7 +23,9 @@ impl OnlyCopy {
                     return Err(format!("{worker} gave up step {} for {epoch} before its commit", old.step));
                 }
                 match members(plan).find(|key| !self.0.contains(&(*epoch, (*key).clone()))) {
-                    Some(late) => Err(format!("{worker} gave up its copies for {epoch}; {late} was never ready")),
+                    Some(late) => {
+                        Err(format!("{worker} gave up its copies for {epoch}; {late} was never ready"))
+                    }
                     None => Ok(()),
                 }
             }

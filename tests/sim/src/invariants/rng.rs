@@ -21,8 +21,9 @@ pub(super) fn see(world: &mut World, fact: &Fact) -> Result<(), String> {
     let wrong = held.filter_map(|(place, (held, truth))| held.map(|held| (place, held == *truth)));
     match wrong.into_iter().find(|(_, right)| !right) {
         None => Ok(()),
-        Some((place, _)) => {
-            Err(format!("value {place} of {worker} at step {} is not the undisturbed run's", found.memory.step))
-        }
+        Some((place, _)) => Err(format!(
+            "value {place} of {worker} at step {} is not the undisturbed run's",
+            found.memory.step
+        )),
     }
 }

@@ -15,7 +15,9 @@ impl SameStep {
                 let first = *self.0.entry(*epoch).or_insert(*step);
                 let held = world.workers.get(worker).map(|worker| worker.memory.step);
                 if first != *step || held.is_some_and(|held| held != step.0) {
-                    return Err(format!("{worker} resumes {epoch} at {step} with {held:?}, others at {first}"));
+                    return Err(format!(
+                        "{worker} resumes {epoch} at {step} with {held:?}, others at {first}"
+                    ));
                 }
             }
             Fact::Decided { epoch, step, plan } => {

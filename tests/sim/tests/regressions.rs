@@ -1,0 +1,46 @@
+//! Stories in which something was wrong once.
+
+use reknit_control_sim::Fault::*;
+use reknit_control_sim::{Ending, Fault, Sabotage, Script, Way, replay};
+use reknit_engine::HealthClass;
+
+fn trains_again(seed: u64, tensor: u32, faults: &[(u64, Fault)]) {
+    let script = Script { seed, tensor, faults: faults.to_vec() };
+    let outcome = replay(&script, Sabotage::None, false).unwrap_or_else(|broken| panic!("{broken}"));
+    assert_eq!(outcome.ending, Ending::Training);
+}
+
+/// The daemon that took over had a clock behind the one that began the record: an incident was quiesced before it was
+/// detected.
+#[test]
+fn an_incident_outlives_a_daemon_whose_clock_was_ahead() {
+    let faults = [
+        (1032, CrashNode { node: 1, ms: 678 }),
+        (1059, FreezeLeader { after: 1, ms: 21 }),
+        (1075, Rebalance),
+        (1103, CutAgent { node: 0, daemon: 1, way: Way::Both, ms: 158 }),
+        (1114, RestartAgent { node: 1, ms: 24 }),
+        (1114, KillWorker { gpu: 5 }),
+        (1143, CrashLeader { after: 4, ms: 1195 }),
+        (1162, Drain { gpu: 5 }),
+        (1183, Health { gpu: 2, health: HealthClass::Drain }),
+        (1211, Restore { gpu: 3 }),
+        (1233, StoreDown { ms: 55 }),
+    ];
+    let script = Script { seed: 29, tensor: 4, faults: faults.to_vec() };
+    replay(&script, Sabotage::None, false).unwrap_or_else(|broken| panic!("{broken}"));
+}
+
+/// Its agent came back and told of the end a second time. That was taken for a new fault, whose record never ended, and
+/// no GPU could rejoin any more.
+#[test]
+fn a_drained_worker_left_while_its_agent_was_away() {
+    let faults = [
+        (1103, CrashLeader { after: 5, ms: 1142 }),
+        (1127, FreezeLeader { after: 11, ms: 383 }),
+        (1131, Drain { gpu: 0 }),
+        (1131, KillWorker { gpu: 4 }),
+        (1150, BreakAgentSession { node: 0 }),
+    ];
+    trains_again(843, 4, &faults);
+}
