@@ -6,7 +6,7 @@ use crate::memory::{BATCH, gradients};
 use crate::net::{MS, Site};
 use crate::worker::vote;
 use crate::world::{What, World};
-use reknit_engine::{Event, Time};
+use reknit_engine::{Activity, Event, Time, WorkerPhase};
 use reknit_layout::{Epoch, Layout, Step, WorkerKey};
 use std::ops::Range;
 
@@ -163,7 +163,7 @@ impl World {
         self.quiesce(key);
     }
 
-    /// Progress of everyone who makes some.
+    /// What everyone who trains says of it.
     pub(crate) fn heartbeat(&mut self) {
         let keys: Vec<_> = self.workers.keys().cloned().collect();
         for key in keys {
@@ -171,11 +171,12 @@ impl World {
                 continue;
             }
             let Some(worker) = self.workers.get_mut(&key) else { continue };
-            if std::mem::take(&mut worker.ticks) == 0 {
+            if worker.state.phase != WorkerPhase::Training {
                 continue;
             }
-            let (epoch, step) = (worker.state.epoch, worker.state.holding.step);
-            let event = Event::Progress { job: job_name(), worker: key.clone(), epoch, step, ticks: 1 };
+            let (epoch, step, ticks) = (worker.state.epoch, worker.state.holding.step, worker.ticks);
+            let (job, worker, activity) = (job_name(), key.clone(), Activity::default());
+            let event = Event::Progress { job, worker, epoch, step, ticks, activity };
             self.worker_says(&key, event);
         }
         let next = Time(self.now.0 + 100 * MS);
