@@ -186,8 +186,8 @@ impl Agent {
 
     fn start_session(&self) -> mpsc::Receiver<SessionNews> {
         let (news, receiver) = mpsc::channel(QUEUED_NEWS);
-        let (endpoint, reopen) = (self.config.daemon.clone(), self.reopen_session.clone());
-        tokio::spawn(async move { session::keep(endpoint, news, &reopen).await });
+        let (daemons, reopen) = (self.config.daemons.clone(), self.reopen_session.clone());
+        tokio::spawn(async move { session::keep(daemons, news, &reopen).await });
         receiver
     }
 

@@ -5,6 +5,7 @@ use crate::policy::command::PolicyArguments;
 use crate::probe::ProbeArguments;
 use crate::workers::{JOURNAL, LogTo, WorkerSpec, connect_journal};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use reknit_client::{BadAddress, Daemons};
 use std::ffi::OsString;
 use std::fs;
 use std::net::IpAddr;
@@ -12,7 +13,6 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
-use tonic::transport::Endpoint;
 
 /// For the state folder's lock.
 const LOCK_LIMIT: Duration = Duration::from_secs(1);
@@ -42,7 +42,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArguments {
-    /// The daemon's address, such as http://127.0.0.1:7400.
+    /// The daemon's address, such as http://127.0.0.1:7400; several, separated by commas, where there are several daemons.
     #[arg(long, env = "REKNIT_DAEMON")]
     daemon: Option<String>,
     /// This node's name.
@@ -107,7 +107,7 @@ impl LogFormat {
 /// A checked configuration.
 #[derive(Debug)]
 pub(crate) struct Config {
-    pub(crate) daemon: Endpoint,
+    pub(crate) daemons: Daemons,
     pub(crate) node: String,
     pub(crate) nvml_library: PathBuf,
     pub(crate) state_dir: PathBuf,
@@ -126,8 +126,8 @@ pub(crate) struct Config {
 pub(crate) enum ConfigError {
     #[error("{0} is missing: give --daemon and --node; --help tells more")]
     Missing(&'static str),
-    #[error("`{0}` is no daemon address: write --daemon http://HOST:PORT")]
-    Daemon(String),
+    #[error("--daemon: {0}")]
+    Daemon(#[from] BadAddress),
     #[error("`{0}` is no node name: use letters, digits, `.`, `-` and `_`")]
     Node(String),
     #[error("cannot use the state folder {path}: {source}; give another with --state-dir")]
@@ -154,10 +154,7 @@ impl RunArguments {
     pub(crate) fn check(self) -> Result<Config, ConfigError> {
         let address = self.daemon.ok_or(ConfigError::Missing("--daemon"))?;
         let node = self.node.ok_or(ConfigError::Missing("--node"))?;
-        let endpoint = Endpoint::from_shared(address.clone()).ok();
-        let daemon = endpoint
-            .filter(|e| e.uri().scheme_str() == Some("http") && e.uri().port().is_some())
-            .ok_or_else(|| ConfigError::Daemon(address.clone()))?;
+        let daemons: Daemons = address.parse()?;
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if node.is_empty() || !node.chars().all(plain) {
             return Err(ConfigError::Node(node));
@@ -183,7 +180,6 @@ impl RunArguments {
         };
         let lock = lock(&self.state_dir, &logs)?;
         Ok(Config {
-            daemon,
             nvml_library: self.nvml_library,
             state_dir: self.state_dir,
             policy: self.policy,
@@ -193,11 +189,12 @@ impl RunArguments {
             log: self.log,
             worker: WorkerSpec {
                 binary,
-                daemon: address,
+                daemons: daemons.to_string(),
                 node: node.clone(),
                 data_ip: self.data_ip,
                 logs: log_to,
             },
+            daemons,
             node,
             _lock: lock,
         })

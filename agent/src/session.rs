@@ -1,6 +1,7 @@
 //! The session with the daemon: opened, and opened again for as long as the agent lives.
 
 use crate::{outbox, workers};
+use reknit_client::{Daemons, Next, leader};
 use reknit_proto::v1::agent_client::AgentClient;
 use reknit_proto::v1::agent_order::Order;
 use reknit_proto::v1::{AgentOrder, AgentReport};
@@ -8,15 +9,12 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 use tracing::{info, warn};
 
-const CONNECT: Duration = Duration::from_secs(1);
 /// From the opened stream to the daemon's welcome.
 const WELCOME: Duration = Duration::from_secs(5);
-/// A daemon that froze or whose machine is gone is noticed within twice this.
-const KEEP_ALIVE: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_millis(50);
 const RETRY_LIMIT: Duration = Duration::from_secs(1);
 /// Reports waiting for the wire. A session that falls further behind is given up and opened anew, so the hello and all
@@ -43,10 +41,27 @@ enum End {
     NoWelcome,
     #[error("the daemon closed it")]
     Closed,
+    #[error("it does not know that it leads no more")]
+    Stale,
     #[error("the daemon does not keep up with the reports")]
     Reopened,
     #[error("the agent stops")]
     Stopping,
+}
+
+impl End {
+    /// Where the daemon says that the leader is.
+    fn leader(&self) -> Option<&str> {
+        match self {
+            Self::Status(status) => leader(status),
+            Self::Connect(_)
+            | Self::NoWelcome
+            | Self::Closed
+            | Self::Stale
+            | Self::Reopened
+            | Self::Stopping => None,
+        }
+    }
 }
 
 /// The innermost error says what happened; those around it say `transport error`.
@@ -59,19 +74,13 @@ fn root(error: &tonic::transport::Error) -> String {
 }
 
 /// Runs until nobody listens. `reopen` ends the present session so that the hello is said again.
-pub(crate) async fn keep(endpoint: Endpoint, news: mpsc::Sender<SessionNews>, reopen: &Notify) {
-    let endpoint = endpoint
-        .connect_timeout(CONNECT)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE)
-        .keep_alive_while_idle(true);
+pub(crate) async fn keep(mut daemons: Daemons, news: mpsc::Sender<SessionNews>, reopen: &Notify) {
     let mut delay = RETRY;
     let mut told = String::new();
     loop {
         let mut welcomed = false;
         let began = Instant::now();
-        let end = match run(&endpoint, &news, reopen, &mut welcomed).await {
+        let end = match run(&mut daemons, &news, reopen, &mut welcomed).await {
             Ok(never) => match never {},
             Err(end) => end,
         };
@@ -80,7 +89,7 @@ pub(crate) async fn keep(endpoint: Endpoint, news: mpsc::Sender<SessionNews>, re
             delay = RETRY;
             told.clear();
         }
-        let why = end.to_string();
+        let why = format!("{}: {end}", daemons.address());
         if why != told {
             warn!(why, "no session with the daemon; trying again");
             told = why;
@@ -88,18 +97,23 @@ pub(crate) async fn keep(endpoint: Endpoint, news: mpsc::Sender<SessionNews>, re
         if news.send(SessionNews::Closed).await.is_err() {
             return;
         }
-        sleep(delay).await;
-        delay = (delay * 2).min(RETRY_LIMIT);
+        match daemons.failed(end.leader()) {
+            Next::AtOnce => {}
+            Next::AfterAPause => {
+                sleep(delay).await;
+                delay = (delay * 2).min(RETRY_LIMIT);
+            }
+        }
     }
 }
 
 async fn run(
-    endpoint: &Endpoint,
+    daemons: &mut Daemons,
     news: &mpsc::Sender<SessionNews>,
     reopen: &Notify,
     welcomed: &mut bool,
 ) -> Result<std::convert::Infallible, End> {
-    let channel = endpoint.connect().await?;
+    let channel = daemons.endpoint().connect().await?;
     let (reports, queued) = mpsc::channel(QUEUED_REPORTS);
     let opening = SessionNews::Opening(reports);
     news.send(opening).await.map_err(|_| End::Stopping)?;
@@ -115,8 +129,11 @@ async fn run(
             // An order of a newer daemon.
             continue;
         };
-        if matches!(order, Order::Welcome(_)) {
-            info!("session with the daemon open");
+        if let Order::Welcome(welcome) = &order {
+            if !daemons.welcomed(welcome.term) {
+                return Err(End::Stale);
+            }
+            info!(daemon = daemons.address(), term = welcome.term, "session with the daemon open");
             *welcomed = true;
             // From here on the connection's own keep-alive judges.
             patience = Duration::MAX;

@@ -5,6 +5,7 @@ mod flags;
 pub use flags::Flags;
 
 use reknit_engine::Timeouts;
+use reknit_layout::Topology;
 use serde::{Deserialize, Serialize};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -16,7 +17,13 @@ use std::time::Duration;
 pub struct Config {
     /// Port 0 takes any free one.
     pub listen: SocketAddr,
+    /// Where clients reach this daemon, such as http://10.0.0.1:7400; the bound address when not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub advertise: Option<String>,
     pub state_dir: PathBuf,
+    /// A file that says which nodes share NVLink; without it each node is a domain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub topology: Option<PathBuf>,
     pub store: StoreKind,
     pub log: LogFormat,
     /// Gets the bound address once the daemon answers.
@@ -50,13 +57,26 @@ pub struct EtcdConfig {
     pub prefix: String,
     /// How long after this daemon's death another may lead.
     pub lease_seconds: u32,
+    /// PEM files: who signs the members' certificates, and what this daemon shows them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cert: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub password_file: Option<PathBuf>,
 }
 
 impl Default for Config {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 7400)),
+            advertise: None,
             state_dir: PathBuf::from("/var/lib/reknitd"),
+            topology: None,
             store: StoreKind::Embedded,
             log: LogFormat::Human,
             ready_file: None,
@@ -68,13 +88,43 @@ impl Default for Config {
 
 impl Default for EtcdConfig {
     fn default() -> Self {
-        Self { endpoints: Vec::new(), prefix: "/reknit/".to_owned(), lease_seconds: 3 }
+        Self {
+            endpoints: Vec::new(),
+            prefix: "/reknit/".to_owned(),
+            lease_seconds: 3,
+            ca: None,
+            cert: None,
+            key: None,
+            user: None,
+            password_file: None,
+        }
     }
 }
 
 impl EtcdConfig {
     pub fn lease_time(&self) -> Duration {
         Duration::from_secs(self.lease_seconds.into())
+    }
+
+    fn validate_credentials(&self) -> Result<(), ConfigError> {
+        let refused = |key: &str, problem: &str| Err(ConfigError::new(format!("etcd.{key}"), problem));
+        let plain = self.endpoints.iter().any(|endpoint| !endpoint.starts_with("https://"));
+        if self.cert.is_some() != self.key.is_some() {
+            return refused("cert", "a certificate needs its key: give both --etcd-cert and --etcd-key");
+        }
+        if self.cert.is_some() && self.ca.is_none() {
+            return refused("ca", "is missing: give --etcd-ca, which signs the members' certificates");
+        }
+        if self.ca.is_some() && plain {
+            return refused("endpoints", "with --etcd-ca every endpoint starts with https://");
+        }
+        if self.user.is_some() != self.password_file.is_some() {
+            return refused(
+                "user",
+                "a user needs a password: give both --etcd-user and --etcd-password-file",
+            );
+        }
+        Ok(())
     }
 }
 
@@ -87,7 +137,7 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    fn new(place: impl ToString, problem: impl ToString) -> Self {
+    pub(crate) fn new(place: impl ToString, problem: impl ToString) -> Self {
         Self { place: place.to_string(), problem: problem.to_string() }
     }
 }
@@ -118,6 +168,16 @@ impl Config {
         })
     }
 
+    /// # Errors
+    /// With the line and what is allowed there.
+    pub fn read_topology(&self) -> Result<Topology, ConfigError> {
+        let Some(path) = &self.topology else { return Ok(Topology::default()) };
+        let name = path.display().to_string();
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| ConfigError::new(&name, format!("cannot be read: {error}; check --topology")))?;
+        Topology::parse(&text, &name).map_err(|error| ConfigError::new("topology", error))
+    }
+
     pub fn validate(&self) -> Result<(), ConfigError> {
         if !self.listen.ip().is_loopback() {
             return Err(ConfigError::new(
@@ -131,8 +191,18 @@ impl Config {
         if self.store == StoreKind::Etcd && self.etcd.endpoints.is_empty() {
             return Err(ConfigError::new(
                 "etcd.endpoints",
-                "none is given; name at least one, such as --etcd-endpoints http://127.0.0.1:2379",
+                "none is given; name at least one, such as --endpoints http://127.0.0.1:2379",
             ));
+        }
+        self.etcd.validate_credentials()?;
+        if let Some(address) = &self.advertise {
+            let single: Result<reknit_client::Daemons, _> = address.parse();
+            if !single.is_ok_and(|address| address.count() == 1) {
+                return Err(ConfigError::new(
+                    "advertise",
+                    format!("`{address}` is no address: write http://HOST:PORT"),
+                ));
+            }
         }
         let prefix = &self.etcd.prefix;
         if prefix.len() < 3 || !prefix.starts_with('/') || !prefix.ends_with('/') {

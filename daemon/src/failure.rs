@@ -18,15 +18,28 @@ pub enum Failure {
     ReadyFile { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Open(StoreError),
-    #[error("stopped, because what follows could not be stored: {0}")]
+    #[error("leads no more, because what follows could not be stored: {0}")]
     Persist(StoreError),
-    #[error("stopped: {0}")]
+    #[error("leads no more: {0}")]
     Leadership(StoreError),
     #[error("stopped: {0}")]
     Internal(String),
 }
 
 impl Failure {
+    /// Another daemon may lead now, or nobody can: this one is as good as any in stand-by.
+    pub fn ends_leadership(&self) -> bool {
+        match self {
+            Self::Leadership(_) => true,
+            Self::Persist(error) => error.passes(),
+            Self::Config(_)
+            | Self::Listen { .. }
+            | Self::ReadyFile { .. }
+            | Self::Open(_)
+            | Self::Internal(_) => false,
+        }
+    }
+
     /// As in sysexits.h.
     pub fn exit_code(&self) -> u8 {
         const USAGE: u8 = 64;

@@ -3,8 +3,11 @@
 pub mod admin;
 pub mod agent;
 pub mod convert;
+mod standing;
 mod stream;
 pub mod worker;
+
+pub use standing::{Gate, Standing};
 
 use crate::clock::Clock;
 use crate::input::Input;
@@ -15,6 +18,7 @@ use std::time::Duration;
 use tokio::sync::{broadcast, mpsc};
 use tonic::service::Routes;
 use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
 
 /// A plan of a large cluster is some megabytes.
 const LARGEST_MESSAGE: usize = 64 << 20;
@@ -27,17 +31,19 @@ pub struct Loop {
     pub watchers: broadcast::WeakSender<Arc<v1::JobEvent>>,
     pub timeouts: Timeouts,
     pub clock: Clock,
+    /// The number of the leadership.
+    pub term: u64,
 }
 
-/// Every service, with reflection and health beside them.
-pub async fn services(to_loop: Loop) -> Result<Routes, tonic_reflection::server::Error> {
-    let admin = v1::admin_server::AdminServer::new(admin::Admin::new(to_loop.clone()))
+/// Every service, with reflection and health beside them. The reporter is told what this daemon serves at present.
+pub fn services(gate: Gate) -> Result<(Routes, HealthReporter), tonic_reflection::server::Error> {
+    let admin = v1::admin_server::AdminServer::new(admin::Admin::new(gate.clone()))
         .max_decoding_message_size(LARGEST_MESSAGE)
         .max_encoding_message_size(LARGEST_MESSAGE);
-    let agent = v1::agent_server::AgentServer::new(agent::Agent::new(to_loop.clone()))
+    let agent = v1::agent_server::AgentServer::new(agent::Agent::new(gate.clone()))
         .max_decoding_message_size(LARGEST_MESSAGE)
         .max_encoding_message_size(LARGEST_MESSAGE);
-    let worker = v1::worker_server::WorkerServer::new(worker::Worker::new(to_loop))
+    let worker = v1::worker_server::WorkerServer::new(worker::Worker::new(gate))
         .max_decoding_message_size(LARGEST_MESSAGE)
         .max_encoding_message_size(LARGEST_MESSAGE);
     let reflection = || {
@@ -46,9 +52,6 @@ pub async fn services(to_loop: Loop) -> Result<Routes, tonic_reflection::server:
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
     let (reporter, health) = tonic_health::server::health_reporter();
-    for name in ["", "reknit.v1.Admin", "reknit.v1.Agent", "reknit.v1.Worker"] {
-        reporter.set_service_status(name, ServingStatus::Serving).await;
-    }
     let mut routes = Routes::builder();
     routes
         .add_service(admin)
@@ -57,7 +60,20 @@ pub async fn services(to_loop: Loop) -> Result<Routes, tonic_reflection::server:
         .add_service(health)
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?);
-    Ok(routes.routes())
+    Ok((routes.routes(), reporter))
+}
+
+/// In stand-by it answers operators, and nobody else.
+pub async fn report_health(reporter: &HealthReporter, leading: bool) {
+    let sessions = if leading { ServingStatus::Serving } else { ServingStatus::NotServing };
+    for (name, status) in [
+        ("", ServingStatus::Serving),
+        ("reknit.v1.Admin", ServingStatus::Serving),
+        ("reknit.v1.Agent", sessions),
+        ("reknit.v1.Worker", sessions),
+    ] {
+        reporter.set_service_status(name, status).await;
+    }
 }
 
 /// A peer that has connected says who it is within this time.

@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::input::{Ask, Input, Request, Said, Wish};
 use crate::rpc::convert;
 use crate::sessions::{Peer, Session, SessionId, Sessions};
-use crate::store::Store;
+use crate::store::{Store, StoreError};
 use crate::tickets::Tickets;
 use prepares::Prepares;
 use reknit_engine::{Event, JobName, Refusal, State, Timeouts, step};
@@ -52,8 +52,9 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// Loads the store and tells the engine what it holds. `inputs` leads back to [`Self::run`].
+    /// Loads the store and tells the engine, whose state is new, what it holds. `inputs` leads back to [`Self::run`].
     pub async fn start(
+        state: State,
         timeouts: Timeouts,
         clock: Clock,
         store: Arc<dyn Store>,
@@ -65,7 +66,7 @@ impl Coordinator {
         let specs = stored.jobs.iter();
         let specs = specs.map(|job| (job.name.clone(), job.spec.clone()));
         let mut coordinator = Self {
-            state: State::new(timeouts),
+            state,
             timeouts,
             clock,
             store,
@@ -167,7 +168,13 @@ impl Coordinator {
     async fn feed(&mut self, event: Event) -> Result<(), Failure> {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
-            for (number, command) in step(&mut self.state, self.clock.now(), event).into_iter().enumerate() {
+            let commands = step(&mut self.state, self.clock.now(), event);
+            // One that slept through its lease orders nothing any more.
+            if !self.store.leads() {
+                let problem = "the lease ended unnoticed".to_owned();
+                return Err(Failure::Leadership(StoreError::LeadershipLost { problem }));
+            }
+            for (number, command) in commands.into_iter().enumerate() {
                 events.extend(self.carry_out(command).await?);
                 // Orders to thousands leave while the rest is made, and what peers say is read meanwhile.
                 if number % ORDERS_AT_ONCE == ORDERS_AT_ONCE - 1 {
@@ -190,7 +197,7 @@ impl Coordinator {
             session.send(convert::stop(Epoch(0), format!("this daemon knows no job {job}")));
             return Ok(());
         };
-        session.send(convert::worker_welcome(spec, &self.timeouts));
+        session.send(convert::worker_welcome(self.store.term(), spec, &self.timeouts));
         self.workers.open((job, worker), session);
         self.feed(hello).await
     }

@@ -4,31 +4,39 @@ use crate::clock::Clock;
 use crate::config::{Config, StoreKind};
 use crate::failure::Failure;
 use crate::rpc;
+use crate::rpc::{Gate, Standing};
 use crate::run::{Coordinator, INPUT_BACKLOG, WATCH_BACKLOG};
-use crate::store::{Embedded, Etcd, Store, StoreError};
+use crate::store::{Connection, Embedded, Etcd, Store, StoreError, Stored};
+use reknit_engine::State;
+use reknit_layout::Topology;
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
-use std::path::Path;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::service::Routes;
 use tonic::transport::Server;
+use tonic_health::server::HealthReporter;
 
 /// Calls in progress end within this time after a stop.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 /// A peer whose machine is gone is found within the sum of both.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Between two attempts to lead while the store cannot be reached.
+const CAMPAIGN_PAUSE: Duration = Duration::from_millis(200);
 /// Of one connection. An agent or a worker needs one, a dashboard a handful.
 const STREAMS_PER_CONNECTION: u32 = 128;
 
-/// Runs the daemon until `stop` resolves or it must not go on.
+/// Runs the daemon until `stop` resolves or it must not go on: in stand-by until it leads, and again when it leads no
+/// more.
 pub async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(), Failure> {
     let address = config.listen;
     let listen = async {
@@ -37,24 +45,14 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(),
         Ok((listener, bound))
     };
     let (listener, bound) = listen.await.map_err(|source| Failure::Listen { address, source })?;
-    let mut stop = std::pin::pin!(stop);
-    let store = tokio::select! {
-        store = open_store(&config) => store.map_err(Failure::Open)?,
-        () = &mut stop => return Ok(()),
-    };
-
-    let clock = Clock::start();
-    let (inputs, to_loop) = mpsc::channel(INPUT_BACKLOG);
-    let (watchers, _) = broadcast::channel(WATCH_BACKLOG);
-    let routes = rpc::services(rpc::Loop {
-        inputs: inputs.clone(),
-        watchers: watchers.downgrade(),
-        timeouts: config.timeouts,
-        clock,
-    })
-    .await
-    .map_err(|error| Failure::Internal(format!("reflection: {error}")))?;
-    let coordinator = Coordinator::start(config.timeouts, clock, store.clone(), watchers, inputs).await?;
+    let topology = config.read_topology()?;
+    let place = StorePlace::new(&config).await?;
+    let address = config.advertise.clone().unwrap_or_else(|| format!("http://{bound}"));
+    let (standing, now) = watch::channel(Standing::StandBy);
+    let gate = Gate { standing: now, address: address.clone(), stored: place.stored() };
+    let (routes, health) =
+        rpc::services(gate).map_err(|error| Failure::Internal(format!("reflection: {error}")))?;
+    rpc::report_health(&health, false).await;
 
     let (drain, draining) = watch::channel(false);
     let (up, went_down) = oneshot::channel::<Infallible>();
@@ -62,34 +60,90 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(),
         let _up = up;
         serve_until(routes, listener, draining).await
     });
-    tracing::info!(address = %bound, "serving gRPC");
-    if let Some(path) = &config.ready_file {
-        write_whole(path, &bound.to_string())
-            .map_err(|source| Failure::ReadyFile { path: path.clone(), source })?;
-    }
-
-    let stop_or_down = async {
+    let mut stop = std::pin::pin!(async {
         tokio::select! {
-            () = stop => {}
+            () = stop => Ok(()),
             // Nothing is ever sent: this is the server's end.
-            _ = went_down => {}
+            _ = went_down => Err(Failure::Internal("the gRPC server ended by itself".to_owned())),
+        }
+    });
+    tracing::info!(address = %bound, "listening");
+    let clock = Clock::start();
+    let mut led_before = false;
+    let ended = loop {
+        let store = tokio::select! {
+            store = place.lead(&address) => store,
+            ended = &mut stop => break ended,
+        };
+        let store = match store {
+            Ok(store) => store,
+            // It was there, and will be again.
+            Err(error) if led_before && error.passes() => {
+                tracing::warn!(%error, "cannot lead; trying again");
+                tokio::select! {
+                    () = sleep(CAMPAIGN_PAUSE) => continue,
+                    ended = &mut stop => break ended,
+                }
+            }
+            Err(error) => break Err(Failure::Open(error)),
+        };
+        led_before = true;
+        let ended = lead(&config, &topology, clock, store, &standing, &health, bound, &mut stop).await;
+        standing.send_replace(Standing::StandBy);
+        rpc::report_health(&health, false).await;
+        match ended {
+            Err(failure) if failure.ends_leadership() => {
+                tracing::warn!(%failure, "in stand-by; workers go on training");
+            }
+            Ok(()) | Err(_) => break ended,
         }
     };
-    let mut ended = coordinator.run(to_loop, stop_or_down).await;
-    if ended.is_ok() && server.is_finished() {
-        ended = Err(Failure::Internal("the gRPC server ended by itself".to_owned()));
-    }
     // The loop has dropped every session and watch, which ends their streams, and nothing is stored any more.
     tracing::info!("stopping");
     let _ = drain.send(true);
-    let (drained, ()) = tokio::join!(timeout(DRAIN_TIMEOUT, server), store.release());
-    match drained {
+    match timeout(DRAIN_TIMEOUT, server).await {
         Ok(Ok(Ok(()))) => {}
         Ok(Ok(Err(error))) => tracing::warn!(%error, "the server ended with an error"),
         Ok(Err(panic)) => tracing::error!(%panic, "the server died"),
         Err(_) => tracing::warn!("some calls did not end in time and are cut off"),
     }
     ended
+}
+
+/// From the store's contents to the end of the leadership.
+#[allow(clippy::too_many_arguments)] // The parts of one daemon.
+async fn lead(
+    config: &Config,
+    topology: &Topology,
+    clock: Clock,
+    store: Arc<dyn Store>,
+    standing: &watch::Sender<Standing>,
+    health: &HealthReporter,
+    bound: SocketAddr,
+    stop: impl Future<Output = Result<(), Failure>>,
+) -> Result<(), Failure> {
+    let (inputs, to_loop) = mpsc::channel(INPUT_BACKLOG);
+    let (watchers, _) = broadcast::channel(WATCH_BACKLOG);
+    let (timeouts, term) = (config.timeouts, store.term());
+    let handle = rpc::Loop { inputs: inputs.clone(), watchers: watchers.downgrade(), timeouts, clock, term };
+    let state = State::new(timeouts).with_topology(topology.clone());
+    let coordinator = Coordinator::start(state, timeouts, clock, store.clone(), watchers, inputs).await?;
+    standing.send_replace(Standing::Leading(handle));
+    rpc::report_health(health, true).await;
+    tracing::info!(address = %bound, term, "serving gRPC");
+    if let Some(path) = &config.ready_file {
+        write_whole(path, &bound.to_string())
+            .map_err(|source| Failure::ReadyFile { path: path.clone(), source })?;
+    }
+    let mut stopped = Ok(());
+    let stop = async {
+        stopped = stop.await;
+    };
+    let ended = coordinator.run(to_loop, stop).await;
+    // Nothing is accepted any more before the lease is given back.
+    standing.send_replace(Standing::StandBy);
+    store.release().await;
+    ended.and(stopped)
 }
 
 async fn serve_until(
@@ -114,14 +168,38 @@ async fn serve_until(
         .await
 }
 
-async fn open_store(config: &Config) -> Result<Arc<dyn Store>, StoreError> {
-    Ok(match config.store {
-        StoreKind::Embedded => Arc::new(Embedded::open(&config.state_dir).await?),
-        StoreKind::Etcd => {
-            let etcd = &config.etcd;
-            Arc::new(Etcd::open(&etcd.endpoints, &etcd.prefix, etcd.lease_time()).await?)
+/// Where the store is, before it is opened for writing.
+enum StorePlace {
+    Embedded(PathBuf),
+    Etcd(Arc<Stored>),
+}
+
+impl StorePlace {
+    async fn new(config: &Config) -> Result<Self, Failure> {
+        Ok(match config.store {
+            StoreKind::Embedded => Self::Embedded(config.state_dir.clone()),
+            StoreKind::Etcd => {
+                let connection = Connection::new(&config.etcd)?;
+                let stored = Stored::new(connection).await.map_err(Failure::Open)?;
+                Self::Etcd(Arc::new(stored))
+            }
+        })
+    }
+
+    fn stored(&self) -> Option<Arc<Stored>> {
+        match self {
+            Self::Embedded(_) => None,
+            Self::Etcd(stored) => Some(stored.clone()),
         }
-    })
+    }
+
+    /// Returns when this daemon leads.
+    async fn lead(&self, address: &str) -> Result<Arc<dyn Store>, StoreError> {
+        Ok(match self {
+            Self::Embedded(dir) => Arc::new(Embedded::open(dir).await?),
+            Self::Etcd(stored) => Arc::new(Etcd::open(&stored.connection, address).await?),
+        })
+    }
 }
 
 /// A reader sees all of it or no file.

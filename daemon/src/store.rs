@@ -4,7 +4,7 @@ pub mod embedded;
 pub mod etcd;
 
 pub use embedded::Embedded;
-pub use etcd::Etcd;
+pub use etcd::{Connection, Etcd, Stored};
 
 use async_trait::async_trait;
 use reknit_engine::{Incident, JobRecord};
@@ -25,6 +25,10 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn load(&self) -> Result<Snapshot, StoreError>;
     async fn put_job(&self, record: &JobRecord) -> Result<(), StoreError>;
     async fn put_incident(&self, incident: &Incident) -> Result<(), StoreError>;
+    /// The number of this leadership: higher than that of any before.
+    fn term(&self) -> u64;
+    /// No other daemon can lead now.
+    fn leads(&self) -> bool;
     /// Ends only when another daemon may be in charge.
     async fn leadership_lost(&self) -> StoreError;
     /// Lets another daemon take over at once.
@@ -46,12 +50,22 @@ pub enum StoreError {
     Newer { place: String, found: u32 },
     #[error("{place}: {source}; check that the directory exists and is writable")]
     Io { place: String, source: std::io::Error },
-    #[error("{place} cannot be reached: {problem}; check that it runs and --etcd-endpoints")]
+    #[error("{place} cannot be reached: {problem}; check that it runs and --endpoints")]
     Unreachable { place: String, problem: String },
     #[error("another daemon may be in charge: {problem}")]
     LeadershipLost { problem: String },
     #[error("{place} was changed by somebody else")]
     Conflict { place: String },
+}
+
+impl StoreError {
+    /// Not a fault of what is stored: with other daemons or in other times there is none.
+    pub fn passes(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::LeadershipLost { .. } | Self::Conflict { .. } => true,
+            Self::InUse { .. } | Self::Corrupt { .. } | Self::Newer { .. } | Self::Io { .. } => false,
+        }
+    }
 }
 
 fn encode<T: serde::Serialize>(place: &str, value: &T) -> Result<Vec<u8>, StoreError> {

@@ -3,6 +3,8 @@
 
 mod support;
 
+use reknit_proto::v1;
+use reknit_proto::v1::daemon::Role;
 use rustix::process::Signal;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -54,7 +56,7 @@ impl EtcdServer {
 
     fn daemon(&self) -> Daemon {
         let listen = ["--listen", "127.0.0.1:0", "--store", "etcd"];
-        let etcd = ["--etcd-endpoints", &self.endpoint, "--etcd-lease-seconds", LEASE];
+        let etcd = ["--endpoints", &self.endpoint, "--etcd-lease-seconds", LEASE];
         Daemon::spawn(&[listen, etcd].concat())
     }
 
@@ -83,7 +85,21 @@ async fn a_standby_takes_over_when_the_leader_is_killed_and_at_once_when_it_stop
     first.wait_until_serving();
     submit(&mut first.admin().await, "one").await;
     let mut second = etcd.daemon();
+    second.wait_until_listening();
     second.wait_for_log("waiting to lead");
+    let leader = format!("http://{}", first.address);
+    let mut waiting = second.admin().await;
+    assert_eq!(job_names(&mut waiting).await, ["one"], "read from the store");
+    let stored = waiting.get_job(v1::GetJobRequest { name: "one".to_owned() }).await.unwrap().into_inner();
+    assert_eq!(stored.phase, "Pending");
+    assert!(stored.explanation.contains("as stored"), "{}", stored.explanation);
+    let refused = waiting.list_nodes(v1::ListNodesRequest {}).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::Unavailable);
+    assert!(refused.message().contains(&leader), "{refused}");
+    assert_eq!(reknit_client::leader(&refused), Some(leader.as_str()));
+    let view = waiting.get_daemon(v1::GetDaemonRequest {}).await.unwrap().into_inner();
+    assert_eq!((view.role(), view.leader, view.term), (Role::StandBy, leader, 0));
+    drop(waiting);
 
     let killed = Instant::now();
     first.kill();
@@ -92,6 +108,9 @@ async fn a_standby_takes_over_when_the_leader_is_killed_and_at_once_when_it_stop
     let mut admin = second.admin().await;
     assert_eq!(job_names(&mut admin).await, ["one"]);
     submit(&mut admin, "two").await;
+    let view = admin.get_daemon(v1::GetDaemonRequest {}).await.unwrap().into_inner();
+    assert_eq!((view.role(), &view.leader), (Role::Leading, &view.address));
+    assert!(view.term > 0);
     drop(admin);
 
     let mut third = etcd.daemon();
@@ -107,7 +126,7 @@ async fn a_standby_takes_over_when_the_leader_is_killed_and_at_once_when_it_stop
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_leader_that_slept_through_its_lease_ends_with_status_70_and_writes_nothing() {
+async fn a_leader_that_slept_through_its_lease_writes_nothing_and_stands_by() {
     let etcd = EtcdServer::start().await;
     let mut old = etcd.daemon();
     old.wait_until_serving();
@@ -121,24 +140,43 @@ async fn a_leader_that_slept_through_its_lease_ends_with_status_70_and_writes_no
     // Waits in the old leader's socket until it wakes.
     let late = tokio::spawn(async move {
         let job_toml = support::job_file("late");
-        admin.submit_job(reknit_proto::v1::SubmitJobRequest { job_toml }).await
+        admin.submit_job(v1::SubmitJobRequest { job_toml }).await
     });
     tokio::task::yield_now().await;
     old.signal(Signal::CONT);
-    let (status, last) = old.exit();
-    assert_eq!(status, 70, "{last}");
-    assert!(last.contains("another daemon may be in charge"), "{last}");
+    let line = old.wait_for_log("in stand-by");
+    assert!(line.contains("another daemon may be in charge"), "{line}");
     late.await.unwrap().unwrap_err();
     assert_eq!(job_names(&mut new.admin().await).await, ["one"]);
+    old.wait_for_log("waiting to lead");
+    let refused = submit_refused(&old, "later").await;
+    assert_eq!(reknit_client::leader(&refused), Some(format!("http://{}", new.address).as_str()));
+
+    // And it is as good as any when the other goes.
+    new.kill();
+    old.wait_until_serving();
+    assert_eq!(job_names(&mut old.admin().await).await, ["one"]);
+}
+
+async fn submit_refused(daemon: &Daemon, name: &str) -> tonic::Status {
+    let job_toml = support::job_file(name);
+    daemon.admin().await.submit_job(v1::SubmitJobRequest { job_toml }).await.unwrap_err()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_from_an_old_leader_is_refused_by_etcd_itself() {
-    use reknitd::store::{Etcd, Store, StoreError};
+    use reknitd::config::EtcdConfig;
+    use reknitd::store::{Connection, Etcd, Store, StoreError};
     let etcd = EtcdServer::start().await;
-    let lease = Duration::from_secs(30);
-    let endpoints = [etcd.endpoint.clone()];
-    let old = Etcd::open(&endpoints, "/t/", lease).await.unwrap();
+    let config = EtcdConfig {
+        endpoints: vec![etcd.endpoint.clone()],
+        prefix: "/t/".to_owned(),
+        lease_seconds: 30,
+        ..EtcdConfig::default()
+    };
+    let connection = Connection::new(&config).unwrap();
+    let old = Etcd::open(&connection, "http://old:1").await.unwrap();
+    assert!(old.leads());
     old.load().await.unwrap();
     let spec = reknit_layout::JobSpec::parse(&support::job_file("j"), "job").unwrap();
     let mut record = reknit_engine::JobRecord::new(spec);
@@ -152,7 +190,8 @@ async fn a_write_from_an_old_leader_is_refused_by_etcd_itself() {
     let error = old.put_job(&record).await.unwrap_err();
     assert!(matches!(error, StoreError::LeadershipLost { .. }), "{error}");
 
-    let new = Etcd::open(&endpoints, "/t/", lease).await.unwrap();
+    let new = Etcd::open(&connection, "http://new:1").await.unwrap();
+    assert!(new.term() > old.term());
     let found = new.load().await.unwrap();
     assert_eq!(found.jobs.len(), 1);
     assert_eq!(found.jobs[0].explanation, "");
@@ -179,7 +218,7 @@ async fn a_short_silence_of_etcd_is_outlived_and_a_long_one_ends_the_leadership(
     etcd.signal(Signal::STOP);
     let waking = tokio::time::sleep(Duration::from_millis(700));
     let name = support::job_file("patient");
-    let submitted = admin.submit_job(reknit_proto::v1::SubmitJobRequest { job_toml: name });
+    let submitted = admin.submit_job(v1::SubmitJobRequest { job_toml: name });
     let wake = async {
         waking.await;
         etcd.signal(Signal::CONT);
@@ -188,16 +227,17 @@ async fn a_short_silence_of_etcd_is_outlived_and_a_long_one_ends_the_leadership(
     assert_eq!(job_names(&mut admin).await, ["patient"]);
 
     etcd.signal(Signal::STOP);
-    let (status, last) = daemon.exit();
+    daemon.wait_for_log("in stand-by");
     etcd.signal(Signal::CONT);
-    assert_eq!(status, 70, "{last}");
+    daemon.wait_until_serving();
+    assert_eq!(job_names(&mut daemon.admin().await).await, ["patient"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_etcd_that_is_not_there_is_named_and_status_69() {
     let nobody = free_url();
-    let listen = ["--listen", "127.0.0.1:0", "--store", "etcd", "--etcd-endpoints", &nobody];
+    let listen = ["--listen", "127.0.0.1:0", "--store", "etcd", "--endpoints", &nobody];
     let (status, last) = Daemon::spawn(&listen).exit();
     assert_eq!(status, 69);
-    assert!(last.contains(&nobody) && last.contains("--etcd-endpoints"), "{last}");
+    assert!(last.contains(&nobody) && last.contains("--endpoints"), "{last}");
 }

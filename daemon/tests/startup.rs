@@ -42,7 +42,7 @@ fn bad_configuration_is_one_line_and_status_64() {
         (&["--no-such-flag"], &[], "--no-such-flag"),
         (&["--config", "/no/such/file"], &[], "/no/such/file"),
         (&["--config", file], &[], "line 2: unknown field `operation_msec`"),
-        (&["--store", "etcd"], &[], "--etcd-endpoints"),
+        (&["--store", "etcd"], &[], "--endpoints"),
         (&["--operation-ms", "1"], &[], "operation_ms = 1"),
         (&[], &[("REKNITD_LISTN", "x")], "REKNITD_LISTN"),
         (&[], &[("REKNITD_LISTEN", "x")], "--listen"),

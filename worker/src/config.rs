@@ -1,6 +1,7 @@
 //! The worker's command line. The agent writes it; people may, to look.
 
 use clap::Parser;
+use reknit_client::Daemons;
 use reknit_layout::{GpuId, Incarnation, NodeName, WorkerKey};
 use std::net::IpAddr;
 
@@ -8,9 +9,9 @@ use std::net::IpAddr;
 #[derive(Debug, Clone, Parser)]
 #[command(name = "reknit-worker", version)]
 pub struct Config {
-    /// The daemon's address, such as http://127.0.0.1:7400.
+    /// The daemon's address, such as http://127.0.0.1:7400; several, separated by commas, where there are several daemons.
     #[arg(long, env = "REKNIT_DAEMON")]
-    pub daemon: tonic::transport::Uri,
+    pub daemon: Daemons,
     #[arg(long)]
     pub job: String,
     /// The GPU's UUID.

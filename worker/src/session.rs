@@ -6,10 +6,11 @@ use crate::abort::Aborts;
 use crate::convert;
 use crate::messages::{Order, Report, Timeouts};
 use crate::status::Status;
+use reknit_client::{Daemons, Next, leader};
 use reknit_layout::{Epoch, NodeName, WorkerKey};
 use reknit_plane::{AbortReason, Endpoint};
 use reknit_proto::v1::worker_client::WorkerClient;
-use reknit_proto::v1::{WorkerOrder, WorkerReport};
+use reknit_proto::v1::{WorkerOrder, WorkerReport, worker_order};
 use std::collections::VecDeque;
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,12 +18,13 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Uri;
 use tracing::{debug, info, warn};
 
 /// Reports kept while the daemon is away. Only committed steps are worth keeping: the next Hello tells the rest.
 const KEPT_REPORTS: usize = 4096;
 const PLAN_BYTES: usize = 64 << 20;
+const RETRY: Duration = Duration::from_millis(20);
+const RETRY_LIMIT: Duration = Duration::from_secs(1);
 /// From the connection to the daemon's welcome.
 const WELCOME: Duration = Duration::from_secs(5);
 
@@ -60,7 +62,7 @@ impl Outbox {
 /// Who talks to which daemon.
 #[derive(Debug)]
 pub struct Session {
-    pub daemon: Uri,
+    pub daemons: Daemons,
     pub job: String,
     pub worker: WorkerKey,
     pub node: NodeName,
@@ -81,6 +83,8 @@ enum SessionError {
     Ended,
     #[error("the daemon did not answer the hello")]
     NoWelcome,
+    #[error("it does not know that it leads no more")]
+    Stale,
     #[error("the training thread does not take orders")]
     Stuck,
     #[error("an order cannot be understood: {0}")]
@@ -90,37 +94,54 @@ enum SessionError {
     Over,
 }
 
+impl SessionError {
+    /// Where the daemon says that the leader is.
+    fn leader(&self) -> Option<&str> {
+        match self {
+            Self::Status(status) => leader(status),
+            Self::Transport(_)
+            | Self::Ended
+            | Self::NoWelcome
+            | Self::Stale
+            | Self::Stuck
+            | Self::Convert(_)
+            | Self::Over => None,
+        }
+    }
+}
+
 impl Session {
     /// Serves until the training thread ends.
     pub async fn run(self) {
-        let mut wait = Duration::from_millis(20);
+        let mut daemons = self.daemons.clone();
+        let mut wait = RETRY;
         loop {
             let mut welcomed = false;
-            match self.serve(&mut welcomed).await {
-                SessionError::Over => return,
-                error => warn!(daemon = %self.daemon, %error, "no session with the daemon; training goes on"),
+            let error = match self.serve(&mut daemons, &mut welcomed).await {
+                Ok(never) => match never {},
+                Err(SessionError::Over) => return,
+                Err(error) => error,
+            };
+            warn!(daemon = daemons.address(), %error, "no session with the daemon; training goes on");
+            if welcomed {
+                wait = RETRY;
             }
-            wait = if welcomed { Duration::from_millis(20) } else { (wait * 2).min(Duration::from_secs(1)) };
-            tokio::time::sleep(wait).await;
+            match daemons.failed(error.leader()) {
+                Next::AtOnce => {}
+                Next::AfterAPause => {
+                    tokio::time::sleep(wait).await;
+                    wait = (wait * 2).min(RETRY_LIMIT);
+                }
+            }
         }
     }
 
-    async fn serve(&self, welcomed: &mut bool) -> SessionError {
-        match self.try_serve(welcomed).await {
-            Ok(never) => match never {},
-            Err(error) => error,
-        }
-    }
-
-    async fn try_serve(&self, welcomed: &mut bool) -> Result<std::convert::Infallible, SessionError> {
-        let channel = tonic::transport::Endpoint::from(self.daemon.clone())
-            .connect_timeout(Duration::from_secs(2))
-            .http2_keep_alive_interval(Duration::from_secs(1))
-            .keep_alive_timeout(Duration::from_secs(2))
-            .keep_alive_while_idle(true)
-            .tcp_nodelay(true)
-            .connect()
-            .await?;
+    async fn serve(
+        &self,
+        daemons: &mut Daemons,
+        welcomed: &mut bool,
+    ) -> Result<std::convert::Infallible, SessionError> {
+        let channel = daemons.endpoint().connect().await?;
         let mut client = WorkerClient::new(channel).max_decoding_message_size(PLAN_BYTES);
         let (reports, stream) = mpsc::channel::<WorkerReport>(256);
         self.outbox.keep_committed_steps();
@@ -131,7 +152,7 @@ impl Session {
         let welcome_by = Instant::now() + WELCOME;
         let opened = timeout_at(welcome_by, client.session(ReceiverStream::new(stream))).await;
         let mut orders = opened.map_err(|_| SessionError::NoWelcome)??.into_inner();
-        info!(daemon = %self.daemon, "session open");
+        info!(daemon = daemons.address(), "session open");
 
         let mut progress = tokio::time::interval(Duration::from_millis(100));
         progress.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
@@ -139,13 +160,19 @@ impl Session {
         let mut stall = Duration::from_secs(1);
         let mut look = Instant::now() + stall;
         loop {
-            while let Some(report) = self.outbox.pop() {
+            // A daemon that leads no more gets nothing that the next one should hear.
+            while *welcomed && let Some(report) = self.outbox.pop() {
                 let report = convert::report(&self.job, report);
                 reports.send(report).await.map_err(|_| SessionError::Ended)?;
             }
             tokio::select! {
                 order = orders.message() => {
                     let order = order?.ok_or(SessionError::Ended)?;
+                    if let Some(worker_order::Order::Welcome(welcome)) = &order.order
+                        && !daemons.welcomed(welcome.term)
+                    {
+                        return Err(SessionError::Stale);
+                    }
                     if let Some(timeouts) = self.take(order)? {
                         *welcomed = true;
                         stall = timeouts.stall;

@@ -22,7 +22,7 @@ use std::time::Duration;
 #[derive(Debug, Clone)]
 pub(crate) struct WorkerSpec {
     pub(crate) binary: PathBuf,
-    pub(crate) daemon: String,
+    pub(crate) daemons: String,
     pub(crate) node: String,
     pub(crate) data_ip: IpAddr,
     pub(crate) logs: LogTo,
@@ -44,7 +44,7 @@ impl Process {
         let output = spec.logs.open(worker, index);
         let mut command = Command::new(&spec.binary);
         command
-            .args(["--daemon", &spec.daemon])
+            .args(["--daemon", &spec.daemons])
             .args(["--job", &worker.job])
             .args(["--gpu", &worker.key.gpu.0])
             .args(["--node", &spec.node])

@@ -95,7 +95,7 @@ impl Daemon {
             }
         });
         let session = Session { hello, reports, orders: Some(orders), acknowledge: true, passed: Vec::new() };
-        let welcome = v1::AgentWelcome { heartbeat_ms: 100 };
+        let welcome = v1::AgentWelcome { heartbeat_ms: 100, term: 1 };
         session.order(Order::Welcome(welcome)).await;
         session
     }

@@ -77,6 +77,7 @@ enum Command {
 /// Which daemon to ask, and how to answer.
 #[derive(Debug, clap::Args)]
 struct Remote {
+    /// Several are separated by commas; the one that leads is found.
     #[arg(long, env = "REKNIT_DAEMON", default_value = "http://127.0.0.1:7400", value_name = "URL")]
     daemon: String,
     #[arg(long, value_enum, default_value_t = Format::Table)]

@@ -37,7 +37,15 @@ pub struct Incident {
     pub advice: String,
 }
 
+/// How many incidents of a job are kept for operators.
+pub const KEPT: usize = 1000;
+
 impl Incident {
+    /// The incident of its job that is forgotten when this one is kept.
+    pub fn replaces(&self) -> Option<u64> {
+        self.id.checked_sub(KEPT as u64).filter(|id| *id > 0)
+    }
+
     /// When a phase ends by a clock that says `now`: never before what is recorded already. The clock of a daemon that took
     /// over may be behind the one that the record was begun by.
     pub(crate) fn not_before(&self, now: Time) -> Time {

@@ -1,7 +1,7 @@
 //! What operators see.
 
 use crate::job::Job;
-use crate::{HealthClass, Incident, JobName, Phase, State, Time};
+use crate::{HealthClass, Incident, JobName, JobRecord, Phase, State, Time};
 use reknit_layout::{Epoch, GpuId, Layout, NodeName, Place, Step, WorkerKey};
 use std::sync::Arc;
 
@@ -16,6 +16,26 @@ pub struct JobView {
     pub layout: Option<Arc<Layout>>,
     pub last_loss: Option<f64>,
     pub workers: Vec<WorkerView>,
+}
+
+impl JobView {
+    /// What the store tells of a job. Only the daemon that leads knows its workers and the steps since the layout.
+    pub fn stored(record: JobRecord) -> Self {
+        let why = if record.explanation.is_empty() { "" } else { "; " };
+        Self {
+            phase: record.phase,
+            explanation: format!(
+                "{}{why}as stored: the daemon that leads knows workers and steps",
+                record.explanation
+            ),
+            epoch: record.layout.as_ref().map_or(Epoch(0), |layout| layout.epoch),
+            committed_step: Step(0),
+            layout: record.layout,
+            last_loss: None,
+            workers: Vec::new(),
+            name: record.name,
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -17,6 +17,12 @@ pub struct Flags {
     /// Where agents, workers and operators connect. Port 0 takes any free one [default: 127.0.0.1:7400]
     #[arg(long, env = "REKNITD_LISTEN", value_name = "ADDRESS:PORT")]
     pub listen: Option<SocketAddr>,
+    /// Where clients reach this daemon [default: the bound address]
+    #[arg(long, env = "REKNITD_ADVERTISE", value_name = "URL")]
+    pub advertise: Option<String>,
+    /// A topology file: which nodes share NVLink. Without it each node is a domain of its own.
+    #[arg(long, env = "REKNITD_TOPOLOGY", value_name = "FILE")]
+    pub topology: Option<PathBuf>,
     /// Where the embedded store lies [default: /var/lib/reknitd]
     #[arg(long, env = "REKNITD_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
@@ -24,14 +30,28 @@ pub struct Flags {
     #[arg(long, env = "REKNITD_STORE")]
     pub store: Option<StoreKind>,
     /// The members of the etcd cluster, separated by commas.
-    #[arg(long, env = "REKNITD_ETCD_ENDPOINTS", value_name = "URL", value_delimiter = ',')]
-    pub etcd_endpoints: Vec<String>,
+    #[arg(long, env = "REKNITD_ENDPOINTS", value_name = "URL", value_delimiter = ',')]
+    pub endpoints: Vec<String>,
     /// Before every key in etcd [default: /reknit/]
     #[arg(long, env = "REKNITD_ETCD_PREFIX")]
     pub etcd_prefix: Option<String>,
     /// How long after this daemon's death another may lead [default: 3]
     #[arg(long, env = "REKNITD_ETCD_LEASE_SECONDS", value_name = "N")]
     pub etcd_lease_seconds: Option<u32>,
+    /// PEM file with the certificate that signs the etcd members'. The endpoints are https:// then.
+    #[arg(long, env = "REKNITD_ETCD_CA", value_name = "FILE")]
+    pub etcd_ca: Option<PathBuf>,
+    /// PEM file with this daemon's certificate for etcd.
+    #[arg(long, env = "REKNITD_ETCD_CERT", value_name = "FILE")]
+    pub etcd_cert: Option<PathBuf>,
+    /// PEM file with the key of that certificate.
+    #[arg(long, env = "REKNITD_ETCD_KEY", value_name = "FILE")]
+    pub etcd_key: Option<PathBuf>,
+    #[arg(long, env = "REKNITD_ETCD_USER", value_name = "NAME")]
+    pub etcd_user: Option<String>,
+    /// File with that user's password.
+    #[arg(long, env = "REKNITD_ETCD_PASSWORD_FILE", value_name = "FILE")]
+    pub etcd_password_file: Option<PathBuf>,
     /// A collective that takes longer is stuck. Must exceed the longest step.
     #[arg(long, env = "REKNITD_OPERATION_MS", value_name = "N")]
     pub operation_ms: Option<u32>,
@@ -71,6 +91,11 @@ impl Flags {
     }
 
     pub(super) fn override_into(&self, config: &mut Config) {
+        fn set_some<T: Clone>(value: &mut Option<T>, given: &Option<T>) {
+            if given.is_some() {
+                value.clone_from(given);
+            }
+        }
         fn set<T: Clone>(value: &mut T, given: &Option<T>) {
             if let Some(given) = given {
                 *value = given.clone();
@@ -86,11 +111,16 @@ impl Flags {
         set(&mut config.timeouts.rejoin_hold_ms, &self.rejoin_hold_ms);
         set(&mut config.timeouts.start_ms, &self.start_ms);
         set(&mut config.timeouts.rebuild_ms, &self.rebuild_ms);
-        if self.ready_file.is_some() {
-            config.ready_file.clone_from(&self.ready_file);
-        }
-        if !self.etcd_endpoints.is_empty() {
-            config.etcd.endpoints.clone_from(&self.etcd_endpoints);
+        set_some(&mut config.ready_file, &self.ready_file);
+        set_some(&mut config.advertise, &self.advertise);
+        set_some(&mut config.topology, &self.topology);
+        set_some(&mut config.etcd.ca, &self.etcd_ca);
+        set_some(&mut config.etcd.cert, &self.etcd_cert);
+        set_some(&mut config.etcd.key, &self.etcd_key);
+        set_some(&mut config.etcd.user, &self.etcd_user);
+        set_some(&mut config.etcd.password_file, &self.etcd_password_file);
+        if !self.endpoints.is_empty() {
+            config.etcd.endpoints.clone_from(&self.endpoints);
         }
     }
 }

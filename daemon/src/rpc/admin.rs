@@ -1,8 +1,8 @@
 //! What operators and their tools call.
 
-use super::{Loop, convert};
+use super::{Gate, convert};
 use crate::input::{Ask as AgentAsk, Input, Reply, Request as Ask, Wish};
-use reknit_engine::{JobName, Refusal, Time};
+use reknit_engine::{Incident, JobName, JobView, Refusal, Time};
 use reknit_layout::{GpuId, JobSpec, NodeName};
 use reknit_proto::v1;
 use std::pin::Pin;
@@ -26,19 +26,20 @@ const LONGEST_ERROR: usize = 1_000;
 
 #[derive(Debug)]
 pub struct Admin {
-    to_loop: Loop,
+    gate: Gate,
 }
 
 impl Admin {
-    pub fn new(to_loop: Loop) -> Self {
-        Self { to_loop }
+    pub fn new(gate: Gate) -> Self {
+        Self { gate }
     }
 
     async fn ask<T>(&self, question: impl FnOnce(Reply<T>) -> Ask) -> Result<T, Status> {
+        let to_loop = self.gate.to_loop().await?;
         let (reply, answer) = oneshot::channel();
         let asked = async {
             let input = Input::Asked(question(reply));
-            self.to_loop.inputs.send(input).await.ok()?;
+            to_loop.inputs.send(input).await.ok()?;
             answer.await.ok()
         };
         match timeout(ANSWER_TIMEOUT, asked).await {
@@ -68,6 +69,10 @@ type Watch = Pin<Box<dyn Stream<Item = Result<v1::JobEvent, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl v1::admin_server::Admin for Admin {
+    async fn get_daemon(&self, _: Request<v1::GetDaemonRequest>) -> Result<Response<v1::Daemon>, Status> {
+        Ok(Response::new(self.gate.daemon().await))
+    }
+
     async fn submit_job(&self, request: Request<v1::SubmitJobRequest>) -> Result<Response<v1::Job>, Status> {
         let spec = JobSpec::parse_trainable(&request.into_inner().job_toml, "job")
             .map_err(|error| Status::invalid_argument(told_back(&error.to_string())))?;
@@ -79,6 +84,10 @@ impl v1::admin_server::Admin for Admin {
     async fn get_job(&self, request: Request<v1::GetJobRequest>) -> Result<Response<v1::Job>, Status> {
         let name = request.into_inner().name;
         let job_name = JobName(name.clone());
+        if let Some(stored) = self.gate.stored().await? {
+            let record = stored.jobs.into_iter().find(|record| record.name == job_name);
+            return job(&name, record.map(JobView::stored));
+        }
         job(&name, self.ask(|reply| Ask::GetJob(job_name, reply)).await?)
     }
 
@@ -86,7 +95,10 @@ impl v1::admin_server::Admin for Admin {
         &self,
         _: Request<v1::ListJobsRequest>,
     ) -> Result<Response<v1::ListJobsResponse>, Status> {
-        let jobs = self.ask(Ask::ListJobs).await?;
+        let jobs = match self.gate.stored().await? {
+            Some(stored) => stored.jobs.into_iter().map(JobView::stored).collect(),
+            None => self.ask(Ask::ListJobs).await?,
+        };
         let jobs = jobs.into_iter().map(convert::job).collect::<Result<_, _>>();
         let jobs = jobs.map_err(no_json)?;
         Ok(Response::new(v1::ListJobsResponse { jobs }))
@@ -189,8 +201,15 @@ impl v1::admin_server::Admin for Admin {
     ) -> Result<Response<v1::ListIncidentsResponse>, Status> {
         let name = request.into_inner().job;
         let job = JobName(name.clone());
-        let incidents = self.ask(|reply| Ask::ListIncidents(job, reply)).await?;
-        let incidents = incidents.ok_or_else(|| no_job(&name))?;
+        let incidents = match self.gate.stored().await? {
+            Some(stored) => {
+                let known = stored.jobs.iter().any(|record| record.name == job);
+                let own = stored.incidents.into_iter().filter(|incident| incident.job == job);
+                known.then(|| own.collect())
+            }
+            None => self.ask(|reply| Ask::ListIncidents(job, reply)).await?,
+        };
+        let incidents: Vec<Incident> = incidents.ok_or_else(|| no_job(&name))?;
         let incidents = incidents.into_iter().map(convert::incident).collect();
         Ok(Response::new(v1::ListIncidentsResponse { incidents }))
     }
@@ -202,9 +221,10 @@ impl v1::admin_server::Admin for Admin {
         request: Request<v1::WatchEventsRequest>,
     ) -> Result<Response<Watch>, Status> {
         let job = request.into_inner().job;
-        let watchers = self.to_loop.watchers.upgrade();
+        let to_loop = self.gate.to_loop().await?;
+        let watchers = to_loop.watchers.upgrade();
         let watchers = watchers.ok_or_else(|| Status::unavailable("the daemon is stopping; try again"))?;
-        let clock = self.to_loop.clock;
+        let clock = to_loop.clock;
         let events = BroadcastStream::new(watchers.subscribe());
         let events = events.filter_map(move |event| watched(&job, clock.now(), event).map(Ok));
         Ok(Response::new(Box::pin(events)))
@@ -245,7 +265,7 @@ fn told_back(text: &str) -> String {
     shown
 }
 
-fn job(name: &str, view: Option<reknit_engine::JobView>) -> Result<Response<v1::Job>, Status> {
+fn job(name: &str, view: Option<JobView>) -> Result<Response<v1::Job>, Status> {
     let view = view.ok_or_else(|| no_job(name))?;
     convert::job(view).map(Response::new).map_err(no_json)
 }

@@ -1,7 +1,7 @@
 //! The stream of each node's agent.
 
 use super::stream::{Orders, first, pump, tell};
-use super::{Loop, convert};
+use super::{Gate, convert};
 use crate::input::Input;
 use crate::sessions::{Peer, session};
 use reknit_proto::v1;
@@ -14,12 +14,12 @@ const MISSED_HEARTBEATS: u32 = 3;
 
 #[derive(Debug)]
 pub struct Agent {
-    to_loop: Loop,
+    gate: Gate,
 }
 
 impl Agent {
-    pub fn new(to_loop: Loop) -> Self {
-        Self { to_loop }
+    pub fn new(gate: Gate) -> Self {
+        Self { gate }
     }
 }
 
@@ -31,13 +31,14 @@ impl v1::agent_server::Agent for Agent {
         &self,
         request: Request<Streaming<v1::AgentReport>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
+        let to_loop = self.gate.to_loop().await?;
         let mut inbound = request.into_inner();
         let (node, hello, greeting) = convert::agent_hello(first(&mut inbound).await?)?;
         let (session, end) = session(BACKLOG);
-        let inputs = self.to_loop.inputs.clone();
+        let inputs = to_loop.inputs.clone();
         let opened = Input::AgentOpened { node: node.clone(), session, hello, greeting };
         tell(&inputs, opened).await?;
-        let silence = self.to_loop.timeouts.heartbeat() * MISSED_HEARTBEATS;
+        let silence = to_loop.timeouts.heartbeat() * MISSED_HEARTBEATS;
         let peer = Peer::Agent(node.clone());
         let translate = move |report| convert::agent_report(&node, report);
         let orders = pump(inbound, end, inputs, peer, Some(silence), translate);

@@ -327,9 +327,10 @@ fn to_agent(order: v1::agent_order::Order) -> v1::AgentOrder {
     v1::AgentOrder { order: Some(order) }
 }
 
-pub fn agent_welcome(timeouts: &Timeouts) -> v1::AgentOrder {
+pub fn agent_welcome(term: u64, timeouts: &Timeouts) -> v1::AgentOrder {
     to_agent(v1::agent_order::Order::Welcome(v1::AgentWelcome {
         heartbeat_ms: milliseconds(timeouts.heartbeat()),
+        term,
     }))
 }
 
@@ -351,8 +352,9 @@ fn to_worker(order: v1::worker_order::Order) -> v1::WorkerOrder {
     v1::WorkerOrder { order: Some(order) }
 }
 
-pub fn worker_welcome(spec: &JobSpec, timeouts: &Timeouts) -> v1::WorkerOrder {
+pub fn worker_welcome(term: u64, spec: &JobSpec, timeouts: &Timeouts) -> v1::WorkerOrder {
     to_worker(v1::worker_order::Order::Welcome(v1::WorkerWelcome {
+        term,
         job_toml: spec.to_toml(),
         timeouts: Some(v1::Timeouts {
             operation_ms: timeouts.operation_ms,

@@ -1,7 +1,7 @@
 //! The stream of each worker.
 
 use super::stream::{Orders, first, pump, tell};
-use super::{Loop, convert};
+use super::{Gate, convert};
 use crate::input::Input;
 use crate::sessions::{Peer, session};
 use reknit_proto::v1;
@@ -12,12 +12,12 @@ const BACKLOG: usize = 64;
 
 #[derive(Debug)]
 pub struct Worker {
-    to_loop: Loop,
+    gate: Gate,
 }
 
 impl Worker {
-    pub fn new(to_loop: Loop) -> Self {
-        Self { to_loop }
+    pub fn new(gate: Gate) -> Self {
+        Self { gate }
     }
 }
 
@@ -29,10 +29,11 @@ impl v1::worker_server::Worker for Worker {
         &self,
         request: Request<Streaming<v1::WorkerReport>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
+        let to_loop = self.gate.to_loop().await?;
         let mut inbound = request.into_inner();
         let (job, worker, hello) = convert::worker_hello(first(&mut inbound).await?)?;
         let (session, end) = session(BACKLOG);
-        let inputs = self.to_loop.inputs.clone();
+        let inputs = to_loop.inputs.clone();
         let opened = Input::WorkerOpened { job: job.clone(), worker: worker.clone(), session, hello };
         tell(&inputs, opened).await?;
         let peer = Peer::Worker(job.clone(), worker.clone());

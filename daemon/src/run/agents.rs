@@ -30,7 +30,7 @@ impl Coordinator {
             )));
             return Ok(());
         }
-        session.send(convert::agent_welcome(&self.timeouts));
+        session.send(convert::agent_welcome(self.store.term(), &self.timeouts));
         self.agents.open(node.clone(), session);
         // What was asked in the session before will not be answered any more.
         self.known.give_up(&node);

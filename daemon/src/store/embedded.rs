@@ -14,6 +14,8 @@ const META: TableDefinition<'_, &str, u32> = TableDefinition::new("meta");
 const JOBS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("jobs");
 const INCIDENTS: TableDefinition<'_, (&str, u64), &[u8]> = TableDefinition::new("incidents");
 const FORMAT_KEY: &str = "format";
+/// How often the store was opened.
+const TERM_KEY: &str = "term";
 /// The state of many jobs is a few megabytes.
 const CACHE_BYTES: usize = 4 << 20;
 
@@ -22,6 +24,7 @@ const CACHE_BYTES: usize = 4 << 20;
 pub struct Embedded {
     path: PathBuf,
     database: Arc<Database>,
+    term: u32,
     /// Freed by the kernel when the process ends, however it ends.
     _lock: File,
 }
@@ -55,7 +58,8 @@ impl Embedded {
             Err(error) => return Err(io_at(&path)(error)),
         }
         let database = Database::builder().set_cache_size(CACHE_BYTES).open(&path).map_err(corrupt(&path))?;
-        Ok(Self { path, database: Arc::new(database), _lock: lock })
+        let term = begin_term(&database).map_err(|error| io_at(&path)(io::Error::other(error)))?;
+        Ok(Self { path, database: Arc::new(database), term, _lock: lock })
     }
 
     /// One durable transaction, off the runtime's threads.
@@ -96,13 +100,25 @@ impl Store for Embedded {
 
     async fn put_incident(&self, incident: &Incident) -> Result<(), StoreError> {
         let (job, id) = (incident.job.0.clone(), incident.id);
-        let value = encode(&job, incident)?;
+        let (value, replaced) = (encode(&job, incident)?, incident.replaces());
         self.commit(move |transaction| {
             let mut incidents = transaction.open_table(INCIDENTS)?;
             incidents.insert((job.as_str(), id), value.as_slice())?;
+            if let Some(replaced) = replaced {
+                incidents.remove((job.as_str(), replaced))?;
+            }
             Ok(())
         })
         .await
+    }
+
+    fn term(&self) -> u64 {
+        self.term.into()
+    }
+
+    /// The lock is held for as long as the process lives.
+    fn leads(&self) -> bool {
+        true
     }
 
     async fn leadership_lost(&self) -> StoreError {
@@ -110,6 +126,19 @@ impl Store for Embedded {
     }
 
     async fn release(&self) {}
+}
+
+fn begin_term(database: &Database) -> Result<u32, redb::Error> {
+    let transaction = database.begin_write()?;
+    let term = {
+        let mut meta = transaction.open_table(META)?;
+        let before = meta.get(TERM_KEY)?.map_or(0, |before| before.value());
+        let term = before.saturating_add(1);
+        meta.insert(TERM_KEY, term)?;
+        term
+    };
+    transaction.commit()?;
+    Ok(term)
 }
 
 /// The whole file, checked page by page in memory: a damaged file is found without writing to it, where

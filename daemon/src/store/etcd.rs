@@ -1,24 +1,26 @@
 //! In etcd, for several daemons: one leads, the others wait for its lease to end.
 
+mod connection;
 mod lease;
+mod stored;
+
+pub use connection::Connection;
+pub use stored::Stored;
 
 use super::{FORMAT, Snapshot, Store, StoreError, decode, encode};
 use async_trait::async_trait;
 use etcd_client::{
-    Client, Compare, CompareOp, ConnectOptions, GetOptions, KeyValue, KvClient, LeaseClient, Txn, TxnOp,
-    TxnOpResponse, TxnResponse,
+    Client, Compare, CompareOp, GetOptions, KvClient, LeaseClient, Txn, TxnOp, TxnOpResponse, TxnResponse,
 };
-use lease::{Validity, keep_lease};
+use lease::{Keeper, Validity};
 use reknit_engine::{Incident, JobRecord};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::sync::{Mutex, watch};
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout_at};
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 const RETRY_WAIT: Duration = Duration::from_millis(50);
+const FORMAT_KEY: &str = "format";
 
 /// Keys under the prefix: `format`, `jobs/NAME`, `incidents/JOB/ID`, `leader/LEASE`.
 ///
@@ -26,11 +28,9 @@ const RETRY_WAIT: Duration = Duration::from_millis(50);
 /// was made at) and the key is as this daemon last saw it. So an old leader is fenced even when it does not know.
 #[derive(Debug)]
 pub struct Etcd {
-    place: String,
-    prefix: String,
+    connection: Connection,
     leader: Leadership,
     validity: watch::Receiver<Validity>,
-    lease_time: Duration,
     keeper: Keeper,
     kept: Mutex<Kept>,
 }
@@ -56,37 +56,25 @@ impl std::fmt::Debug for Kept {
 }
 
 impl Etcd {
-    /// Returns when this daemon leads, which may be never.
-    pub async fn open(endpoints: &[String], prefix: &str, lease_time: Duration) -> Result<Self, StoreError> {
-        let place = format!("etcd at {}", endpoints.join(","));
-        let unreachable = |error: etcd_client::Error| StoreError::Unreachable {
-            place: place.clone(),
-            problem: error.to_string(),
-        };
-        let patient = ConnectOptions::new()
-            .with_connect_timeout(CONNECT_TIMEOUT)
-            .with_keep_alive(Duration::from_secs(1), Duration::from_secs(2))
-            .with_keep_alive_while_idle(true)
-            .with_require_leader(true);
-        let prompt = patient.clone().with_timeout(CALL_TIMEOUT);
-        let mut client = Client::connect(endpoints, Some(prompt)).await.map_err(unreachable)?;
+    /// Returns when this daemon leads, which may be never. `address`: where its clients find it then.
+    pub async fn open(connection: &Connection, address: &str) -> Result<Self, StoreError> {
+        let mut client = connection.prompt().await?;
         let granted = Instant::now();
-        let lease = client.lease_grant(lease_time.as_secs() as i64, None).await.map_err(unreachable)?.id();
-        let (told, validity) = watch::channel(Validity::Valid);
-        let keeping = keep_lease(client.lease_client(), lease, lease_time, granted, told);
-        let keeper = Keeper(tokio::spawn(keeping));
+        let lease_time = connection.lease_time;
+        let lease = client.lease_grant(lease_time.as_secs() as i64, None).await;
+        let lease = lease.map_err(|error| connection.unreachable(&error))?.id();
+        let (keeper, validity) = Keeper::start(connection.clone(), lease, granted)?;
         // A campaign lasts as long as the other daemon leads: no deadline but the lease's own.
-        let candidate = Client::connect(endpoints, Some(patient)).await.map_err(unreachable)?;
+        let candidate = connection.patient().await?;
+        let election = format!("{}leader", connection.prefix);
         let leader = tokio::select! {
-            leader = campaign(candidate, format!("{prefix}leader"), lease) => leader,
+            leader = campaign(candidate, election, address, lease) => leader,
             error = lost(validity.clone()) => return Err(error),
         };
         let store = Self {
-            place,
-            prefix: prefix.to_owned(),
+            connection: connection.clone(),
             leader,
             validity,
-            lease_time,
             keeper,
             kept: Mutex::new(Kept {
                 // Everything is read at once at the start.
@@ -98,18 +86,22 @@ impl Etcd {
         Ok(store)
     }
 
-    async fn put(&self, key: String, value: Vec<u8>) -> Result<(), StoreError> {
+    /// Writes `key`, and removes `gone` with it.
+    async fn put(&self, key: String, value: Vec<u8>, gone: Option<String>) -> Result<(), StoreError> {
         let mut kept = self.kept.lock().await;
         let expected = kept.revisions.get(&key).copied().unwrap_or(0);
-        let full = format!("{}{key}", self.prefix);
+        let prefix = &self.connection.prefix;
+        let full = format!("{prefix}{key}");
+        let write = TxnOp::put(full.clone(), value.clone(), None);
+        let removal = gone.as_ref().map(|gone| TxnOp::delete(format!("{prefix}{gone}"), None));
         let transaction = Txn::new()
             .when([
                 Compare::create_revision(self.leader.key.clone(), CompareOp::Equal, self.leader.revision),
                 Compare::mod_revision(full.clone(), CompareOp::Equal, expected),
             ])
-            .and_then([TxnOp::put(full.clone(), value.clone(), None)])
+            .and_then([write].into_iter().chain(removal).collect::<Vec<_>>())
             .or_else([TxnOp::get(self.leader.key.clone(), None), TxnOp::get(full.clone(), None)]);
-        let deadline = Instant::now() + self.lease_time;
+        let deadline = Instant::now() + self.connection.lease_time;
         let response = self.commit(&mut kept.client, transaction, deadline).await?;
         let revision = if response.succeeded() {
             response.header().map_or(0, |header| header.revision())
@@ -117,6 +109,9 @@ impl Etcd {
             self.explain(&response, &full, &value)?
         };
         kept.revisions.insert(key, revision);
+        if let Some(gone) = gone {
+            kept.revisions.remove(&gone);
+        }
         Ok(())
     }
 
@@ -133,9 +128,9 @@ impl Etcd {
                 Ok(Err(error)) => error.to_string(),
                 Err(_) => "no answer".to_owned(),
             };
-            tracing::warn!(place = self.place, problem, "a write failed; trying again");
+            tracing::warn!(place = self.connection.place, problem, "a write failed; trying again");
             if Instant::now() + RETRY_WAIT >= deadline {
-                return Err(StoreError::Unreachable { place: self.place.clone(), problem });
+                return Err(StoreError::Unreachable { place: self.connection.place.clone(), problem });
             }
             sleep(RETRY_WAIT).await;
         }
@@ -151,21 +146,11 @@ impl Etcd {
         let leads = found(0).is_some_and(|kv| kv.create_revision() == self.leader.revision);
         match found(1) {
             _ if !leads => Err(StoreError::LeadershipLost {
-                problem: format!("the leader key in {} is not ours any more", self.place),
+                problem: format!("the leader key in {} is not ours any more", self.connection.place),
             }),
             Some(kv) if kv.value() == value => Ok(kv.mod_revision()),
             Some(_) | None => Err(StoreError::Conflict { place: key.to_owned() }),
         }
-    }
-
-    async fn read_all(&self, kept: &mut Kept) -> Result<Vec<KeyValue>, StoreError> {
-        let range = GetOptions::new().with_prefix();
-        let response = kept.client.get(self.prefix.clone(), Some(range)).await;
-        let mut response = response.map_err(|error| StoreError::Unreachable {
-            place: self.place.clone(),
-            problem: error.to_string(),
-        })?;
-        Ok(response.take_kvs())
     }
 }
 
@@ -173,45 +158,33 @@ impl Etcd {
 impl Store for Etcd {
     async fn load(&self) -> Result<Snapshot, StoreError> {
         let mut kept = self.kept.lock().await;
-        let mut snapshot = Snapshot::default();
-        let mut format = None;
-        for kv in self.read_all(&mut kept).await? {
-            let full = String::from_utf8_lossy(kv.key()).into_owned();
-            let Some(key) = full.strip_prefix(&self.prefix) else {
-                continue;
-            };
-            match key.split_once('/') {
-                None if key == "format" => format = Some(decode::<u32>(&full, kv.value())?),
-                Some(("jobs", _)) => snapshot.jobs.push(decode(&full, kv.value())?),
-                Some(("incidents", _)) => snapshot.incidents.push(decode(&full, kv.value())?),
-                Some(_) | None => continue,
-            }
-            kept.revisions.insert(key.to_owned(), kv.mod_revision());
-        }
+        let found = read_snapshot(&self.connection, &mut kept.client).await?;
+        kept.revisions = found.revisions;
         drop(kept);
-        let place = format!("{} under {}", self.place, self.prefix);
-        match format {
-            Some(found) if found > FORMAT => Err(StoreError::Newer { place, found }),
-            Some(_) => Ok(snapshot),
-            None if snapshot == Snapshot::default() => {
-                let value = encode("format", &FORMAT)?;
-                self.put("format".to_owned(), value).await?;
-                Ok(snapshot)
-            }
-            None => Err(StoreError::Corrupt { place, problem: "it has no format number".to_owned() }),
+        if found.is_new {
+            self.put(FORMAT_KEY.to_owned(), encode(FORMAT_KEY, &FORMAT)?, None).await?;
         }
+        Ok(found.contents)
     }
 
     async fn put_job(&self, record: &JobRecord) -> Result<(), StoreError> {
         let key = format!("jobs/{}", record.name);
         let value = encode(&key, record)?;
-        self.put(key, value).await
+        self.put(key, value, None).await
     }
 
     async fn put_incident(&self, incident: &Incident) -> Result<(), StoreError> {
-        let key = format!("incidents/{}/{:020}", incident.job, incident.id);
-        let value = encode(&key, incident)?;
-        self.put(key, value).await
+        let key = |id| format!("incidents/{}/{id:020}", incident.job);
+        let value = encode(&key(incident.id), incident)?;
+        self.put(key(incident.id), value, incident.replaces().map(key)).await
+    }
+
+    fn term(&self) -> u64 {
+        self.leader.revision.unsigned_abs()
+    }
+
+    fn leads(&self) -> bool {
+        self.keeper.confirmed(Instant::now())
     }
 
     async fn leadership_lost(&self) -> StoreError {
@@ -219,21 +192,11 @@ impl Store for Etcd {
     }
 
     async fn release(&self) {
-        self.keeper.0.abort();
+        self.keeper.stop();
         let mut kept = self.kept.lock().await;
         if let Err(error) = kept.leases.revoke(self.leader.lease).await {
-            tracing::warn!(place = self.place, %error, "the lease was not given back; it ends by itself");
+            tracing::warn!(place = self.connection.place, %error, "the lease was not given back; it ends by itself");
         }
-    }
-}
-
-/// Keeps the lease until it is dropped.
-#[derive(Debug)]
-struct Keeper(JoinHandle<()>);
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 
@@ -246,10 +209,10 @@ async fn lost(mut validity: watch::Receiver<Validity>) -> StoreError {
 }
 
 /// Asking again under the same lease is the same candidacy: a broken connection does not lose the place in line.
-async fn campaign(mut client: Client, election: String, lease: i64) -> Leadership {
+async fn campaign(mut client: Client, election: String, address: &str, lease: i64) -> Leadership {
     loop {
         tracing::info!(election, "waiting to lead");
-        match client.campaign(election.as_str(), "reknitd", lease).await {
+        match client.campaign(election.as_str(), address, lease).await {
             Ok(response) => {
                 if let Some(leader) = response.leader() {
                     tracing::info!(election, revision = leader.rev(), "leading");
@@ -260,4 +223,49 @@ async fn campaign(mut client: Client, election: String, lease: i64) -> Leadershi
         }
         sleep(RETRY_WAIT).await;
     }
+}
+
+/// Everything under the prefix, by one read.
+struct Found {
+    contents: Snapshot,
+    /// Of each key, without the prefix.
+    revisions: BTreeMap<String, i64>,
+    /// There is nothing yet, not even a format number.
+    is_new: bool,
+}
+
+async fn read_snapshot(connection: &Connection, client: &mut KvClient) -> Result<Found, StoreError> {
+    let prefix = connection.prefix.as_str();
+    let response = client.get(prefix, Some(GetOptions::new().with_prefix())).await;
+    let mut response = response.map_err(|error| connection.unreachable(&error))?;
+    let mut found = Found { contents: Snapshot::default(), revisions: BTreeMap::new(), is_new: false };
+    let mut format = None;
+    let mut entries = Vec::new();
+    for kv in response.take_kvs() {
+        let full = String::from_utf8_lossy(kv.key()).into_owned();
+        if full.strip_prefix(prefix) == Some(FORMAT_KEY) {
+            format = Some(decode::<u32>(&full, kv.value())?);
+        }
+        entries.push((full, kv));
+    }
+    let place = format!("{} under {prefix}", connection.place);
+    // What a newer daemon wrote is not looked at.
+    if let Some(found) = format.filter(|format| *format > FORMAT) {
+        return Err(StoreError::Newer { place, found });
+    }
+    for (full, kv) in &entries {
+        let Some(key) = full.strip_prefix(prefix) else { continue };
+        match key.split_once('/') {
+            Some(("jobs", _)) => found.contents.jobs.push(decode(full, kv.value())?),
+            Some(("incidents", _)) => found.contents.incidents.push(decode(full, kv.value())?),
+            None if key == FORMAT_KEY => {}
+            Some(_) | None => continue,
+        }
+        found.revisions.insert(key.to_owned(), kv.mod_revision());
+    }
+    found.is_new = format.is_none();
+    if found.is_new && found.contents != Snapshot::default() {
+        return Err(StoreError::Corrupt { place, problem: "it has no format number".to_owned() });
+    }
+    Ok(found)
 }

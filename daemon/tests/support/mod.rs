@@ -61,7 +61,16 @@ impl Daemon {
     }
 
     pub fn wait_until_serving(&mut self) {
-        let line = self.wait_for_log("serving gRPC");
+        self.wait_until_reached("serving gRPC");
+    }
+
+    /// In stand-by at least.
+    pub fn wait_until_listening(&mut self) {
+        self.wait_until_reached("listening");
+    }
+
+    fn wait_until_reached(&mut self, text: &str) {
+        let line = self.wait_for_log(text);
         let line: serde_json::Value = serde_json::from_str(&line).unwrap();
         self.address = line["fields"]["address"].as_str().unwrap().to_owned();
     }

@@ -5,10 +5,17 @@ use super::node::{class_text, health_name, would_be};
 use crate::admin::{connect, refused};
 use crate::failure::Failure;
 use crate::output::{print_lines, time_text};
-use crate::{Format, Remote};
+use crate::{Format, Remote, tell};
 use reknit_proto::v1::job_event::Event;
 use reknit_proto::v1::{GetJobRequest, JobEvent, WatchEventsRequest};
 use serde_json::{Value, json};
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+use tonic::Streaming;
+
+/// For so long a daemon is looked for after one is gone.
+const PATIENCE: Duration = Duration::from_secs(60);
+const RETRY: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Kind {
@@ -25,25 +32,27 @@ pub(crate) enum Kind {
     Health,
 }
 
-/// `kinds`: all when empty.
+/// `kinds`: all when empty. Goes on with another daemon when one is gone.
 pub(crate) async fn watch(job: Option<String>, kinds: &[Kind], remote: &Remote) -> Result<(), Failure> {
-    let mut admin = connect(&remote.daemon).await?;
-    if let Some(name) = &job {
-        // One that does not exist would be watched for ever.
-        admin.get_job(GetJobRequest { name: name.clone() }).await.map_err(refused)?;
-    }
-    let request = WatchEventsRequest { job: job.unwrap_or_default() };
-    let mut events = admin.watch_events(request).await.map_err(refused)?.into_inner();
+    let mut events = open(job.as_deref(), remote).await?;
     loop {
         let event = tokio::select! {
-            event = events.message() => event.map_err(refused)?,
+            event = events.message() => event,
             // Watching has no end of its own: Ctrl-C is how it is meant to stop.
             _ = tokio::signal::ctrl_c() => return Ok(()),
         };
-        let Some(event) = event else {
-            return Err(Failure::Unreachable(
-                "the daemon ended the stream: is reknitd still running?".to_owned(),
-            ));
+        let event = match event {
+            Ok(Some(event)) => event,
+            Ok(None) | Err(_) => {
+                tell("the daemon ended the stream; events until it is followed again are missed");
+                let opened = tokio::select! {
+                    opened = open_again(job.as_deref(), remote) => opened?,
+                    _ = tokio::signal::ctrl_c() => return Ok(()),
+                };
+                tell("following again");
+                events = opened;
+                continue;
+            }
         };
         let wanted = kinds.is_empty() || kind(&event).is_some_and(|kind| kinds.contains(&kind));
         if !wanted {
@@ -55,6 +64,27 @@ pub(crate) async fn watch(job: Option<String>, kinds: &[Kind], remote: &Remote) 
         };
         if let Some(line) = line {
             print_lines(&[line])?;
+        }
+    }
+}
+
+async fn open(job: Option<&str>, remote: &Remote) -> Result<Streaming<JobEvent>, Failure> {
+    let mut admin = connect(&remote.daemon).await?;
+    if let Some(name) = job {
+        // One that does not exist would be watched for ever.
+        admin.get_job(GetJobRequest { name: name.to_owned() }).await.map_err(refused)?;
+    }
+    let request = WatchEventsRequest { job: job.unwrap_or_default().to_owned() };
+    Ok(admin.watch_events(request).await.map_err(refused)?.into_inner())
+}
+
+/// Until somebody leads again.
+async fn open_again(job: Option<&str>, remote: &Remote) -> Result<Streaming<JobEvent>, Failure> {
+    let patience = Instant::now() + PATIENCE;
+    loop {
+        match open(job, remote).await {
+            Err(Failure::Unreachable(_)) if Instant::now() < patience => sleep(RETRY).await,
+            opened => return opened,
         }
     }
 }

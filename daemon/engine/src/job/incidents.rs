@@ -1,12 +1,10 @@
 //! Who is to blame: one incident per fault, refined as more is learned (ATTRIBUTED).
 
 use super::Job;
+use crate::incident::KEPT;
 use crate::state::Ctx;
 use crate::{Command, Incident, IncidentKind, Notice, Time};
 use reknit_layout::{GpuId, NodeName, WorkerKey};
-
-/// How many ended incidents are kept for operators.
-const KEPT: usize = 1000;
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Incidents {

@@ -1,7 +1,11 @@
 //! Keeps the lease that leadership hangs on.
 
+use super::connection::Connection;
+use crate::store::StoreError;
 use etcd_client::{LeaseClient, LeaseKeepAliveStream, LeaseKeeper};
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -28,16 +32,89 @@ impl fmt::Display for Validity {
     }
 }
 
+/// Keeps a lease on a thread of its own, which nothing else can keep waiting, until it is stopped or dropped.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    confirmed: Arc<Confirmed>,
+    stop: Notifier,
+}
+
+/// Until when etcd has confirmed the lease.
+#[derive(Debug)]
+struct Confirmed {
+    began: Instant,
+    /// Since then.
+    microseconds: AtomicU64,
+}
+
+impl Confirmed {
+    fn until(&self) -> Instant {
+        self.began + Duration::from_micros(self.microseconds.load(Ordering::Acquire))
+    }
+
+    fn set(&self, until: Instant) {
+        let since = until.saturating_duration_since(self.began).as_micros();
+        self.microseconds.store(since as u64, Ordering::Release);
+    }
+}
+
+type Notifier = watch::Sender<bool>;
+
+impl Keeper {
+    /// `granted`: just before the lease was asked for.
+    pub(super) fn start(
+        connection: Connection,
+        lease: i64,
+        granted: Instant,
+    ) -> Result<(Self, watch::Receiver<Validity>), StoreError> {
+        let failed = |source| StoreError::Io { place: "the thread that keeps the lease".to_owned(), source };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let confirmed = Arc::new(Confirmed { began: granted, microseconds: AtomicU64::new(0) });
+        confirmed.set(granted + connection.lease_time);
+        let (told, validity) = watch::channel(Validity::Valid);
+        let (stop, mut stopped) = watch::channel(false);
+        let shared = confirmed.clone();
+        let work = move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = keep_lease(&connection, lease, &shared, told) => {}
+                    // An error says that the keeper was dropped.
+                    _ = stopped.wait_for(|stop| *stop) => {}
+                }
+            });
+        };
+        std::thread::Builder::new().name("lease".to_owned()).spawn(work).map_err(failed)?;
+        Ok((Self { confirmed, stop }, validity))
+    }
+
+    pub(super) fn stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    /// The lease runs for sure: etcd has said so for this time.
+    pub(super) fn confirmed(&self, now: Instant) -> bool {
+        now < self.confirmed.until()
+    }
+}
+
 /// Runs until the lease may have ended, and says so. Each confirmation counts from when it was asked for: the
 /// lease may end later than believed here, never earlier.
-pub(super) async fn keep_lease(
-    mut client: LeaseClient,
+async fn keep_lease(
+    connection: &Connection,
     lease: i64,
-    lease_time: Duration,
-    granted: Instant,
+    confirmed: &Confirmed,
     told: watch::Sender<Validity>,
 ) {
-    let mut valid_until = granted + lease_time;
+    let lease_time = connection.lease_time;
+    let mut valid_until = confirmed.until();
+    let mut client = match connection.patient().await {
+        Ok(client) => client.lease_client(),
+        Err(error) => {
+            tracing::error!(%error, "the lease cannot be kept");
+            let _ = told.send(Validity::Unconfirmed);
+            return;
+        }
+    };
     let mut stream = None;
     let verdict = loop {
         let asked = Instant::now();
@@ -48,6 +125,7 @@ pub(super) async fn keep_lease(
             _ if Instant::now() >= valid_until => break Validity::Unconfirmed,
             Ok(Ok(true)) => {
                 valid_until = asked + lease_time;
+                confirmed.set(valid_until);
                 sleep(lease_time / 3).await;
             }
             Ok(Ok(false)) => break Validity::Ended,

@@ -1,0 +1,94 @@
+//! Leading or in stand-by, and what is answered then.
+
+use super::Loop;
+use crate::store::{Snapshot, Stored};
+use reknit_client::LEADER;
+use reknit_proto::v1;
+use std::sync::Arc;
+use tokio::sync::watch;
+use tonic::Status;
+
+/// What this daemon is now.
+#[derive(Debug, Clone)]
+pub enum Standing {
+    StandBy,
+    Leading(Loop),
+}
+
+/// The way to the loop, for every call.
+#[derive(Debug, Clone)]
+pub struct Gate {
+    pub standing: watch::Receiver<Standing>,
+    /// Where clients reach this daemon.
+    pub address: String,
+    /// What may be read in stand-by; `None` with a store that only the leader can read.
+    pub stored: Option<Arc<Stored>>,
+}
+
+impl Gate {
+    /// Of the daemon that leads.
+    ///
+    /// # Errors
+    /// In stand-by: with the leader's address, in words and under the metadata key `reknit-leader`.
+    pub async fn to_loop(&self) -> Result<Loop, Status> {
+        let standing = self.standing.borrow().clone();
+        match standing {
+            Standing::Leading(to_loop) => Ok(to_loop),
+            Standing::StandBy => Err(self.refusal().await),
+        }
+    }
+
+    /// What the store holds, in stand-by.
+    ///
+    /// # Errors
+    /// With the reason why it cannot be read.
+    pub async fn stored(&self) -> Result<Option<Snapshot>, Status> {
+        let leading = match *self.standing.borrow() {
+            Standing::Leading(_) => true,
+            Standing::StandBy => false,
+        };
+        match &self.stored {
+            Some(stored) if !leading => {
+                let snapshot = stored.snapshot().await;
+                snapshot.map(Some).map_err(|error| Status::unavailable(error.to_string()))
+            }
+            Some(_) | None => Ok(None),
+        }
+    }
+
+    pub async fn daemon(&self) -> v1::Daemon {
+        let standing = self.standing.borrow().clone();
+        let address = self.address.clone();
+        match standing {
+            Standing::Leading(to_loop) => v1::Daemon {
+                role: v1::daemon::Role::Leading.into(),
+                leader: address.clone(),
+                address,
+                term: to_loop.term,
+            },
+            Standing::StandBy => v1::Daemon {
+                role: v1::daemon::Role::StandBy.into(),
+                leader: self.leader().await.unwrap_or_default(),
+                address,
+                term: 0,
+            },
+        }
+    }
+
+    /// `None` while nobody leads. A leadership that this daemon has just lost may be in the store still.
+    async fn leader(&self) -> Option<String> {
+        let leader = self.stored.as_ref()?.leader().await?;
+        (leader != self.address).then_some(leader)
+    }
+
+    async fn refusal(&self) -> Status {
+        let Some(leader) = self.leader().await else {
+            return Status::unavailable("this daemon is in stand-by, and nobody leads at present: try again");
+        };
+        let mut status = Status::unavailable(format!("this daemon is in stand-by: the leader is {leader}"));
+        if let Ok(value) = leader.parse() {
+            status.metadata_mut().insert(LEADER, value);
+        }
+        status
+    }
+}
