@@ -3,4 +3,5 @@
 mod agents;
 mod hang;
 mod recovery;
+mod takeover;
 mod takeover_embedded;
