@@ -69,7 +69,7 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(),
     });
     tracing::info!(address = %bound, "listening");
     let clock = Clock::start();
-    let mut led_before = false;
+    let mut reached = false;
     let ended = loop {
         let store = tokio::select! {
             store = place.lead(&address) => store,
@@ -77,17 +77,20 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(),
         };
         let store = match store {
             Ok(store) => store,
-            // It was there, and will be again.
-            Err(error) if led_before && error.passes() => {
+            Err(error) => {
+                // A lease that was lost had been granted: the store was there, and will be again.
+                reached |= matches!(error, StoreError::LeadershipLost { .. });
+                if !(reached && error.passes()) {
+                    break Err(Failure::Open(error));
+                }
                 tracing::warn!(%error, "cannot lead; trying again");
                 tokio::select! {
                     () = sleep(CAMPAIGN_PAUSE) => continue,
                     ended = &mut stop => break ended,
                 }
             }
-            Err(error) => break Err(Failure::Open(error)),
         };
-        led_before = true;
+        reached = true;
         let ended = lead(&config, &topology, clock, store, &standing, &health, bound, &mut stop).await;
         standing.send_replace(Standing::StandBy);
         rpc::report_health(&health, false).await;
