@@ -4,9 +4,10 @@ use crate::messages::{
     Committed, Order, Participant, Phase, Prepare, Report, StepPart, StepVote, Timeouts, WorkerState,
 };
 use crate::pace::Activity;
+use reknit_client::unpack;
 use reknit_layout::{Epoch, GpuId, Incarnation, JobSpec, NodeName, Step, WorkerKey};
 use reknit_plane::{Endpoint, Ticket};
-use reknit_proto::{Bytes, Message, v1};
+use reknit_proto::{Message, v1};
 use std::time::Duration;
 
 #[derive(Debug, thiserror::Error)]
@@ -124,13 +125,13 @@ fn prepare(prepare: v1::Prepare) -> Result<Prepare, ConvertError> {
         prepare.ticket.as_ref().try_into().map_err(|_| bad("ticket")("it must be 32 bytes".to_owned()))?;
     Ok(Prepare {
         epoch: Epoch(prepare.epoch),
-        layout: json("layout", &prepare.layout)?,
+        layout: json("layout", &unpacked("layout", &prepare.layout)?)?,
         fresh: prepare.fresh,
         transfers: json("transfers", &prepare.transfers)?.unwrap_or_default(),
-        tensor: peers("tensor", prepare.tensor)?,
-        column: peers("column", prepare.column)?,
-        speakers: peers("speakers", prepare.speakers)?,
-        movers: peers("movers", prepare.movers)?,
+        tensor: peers("tensor", &prepare.tensor)?,
+        column: peers("column", &prepare.column)?,
+        speakers: peers("speakers", &prepare.speakers)?,
+        movers: peers("movers", &prepare.movers)?,
         ticket: Ticket(ticket),
         resume_step: Step(prepare.resume_step),
         vote: prepare
@@ -145,8 +146,12 @@ fn json<T: serde::de::DeserializeOwned>(field: &'static str, text: &[u8]) -> Res
     parsed.map_err(|error| ConvertError::Bad { field, problem: error.to_string() })
 }
 
-fn peers(field: &'static str, encoded: Bytes) -> Result<Vec<Participant>, ConvertError> {
-    let decoded = v1::Peers::decode(encoded);
+fn unpacked(field: &'static str, packed: &[u8]) -> Result<Vec<u8>, ConvertError> {
+    unpack(packed).map_err(|error| ConvertError::Bad { field, problem: error.to_string() })
+}
+
+fn peers(field: &'static str, packed: &[u8]) -> Result<Vec<Participant>, ConvertError> {
+    let decoded = v1::Peers::decode(unpacked(field, packed)?.as_slice());
     let decoded = decoded.map_err(|error| ConvertError::Bad { field, problem: error.to_string() })?;
     decoded.peers.into_iter().map(participant).collect()
 }

@@ -28,13 +28,13 @@ impl Prepares {
     ) -> Result<Self, serde_json::Error> {
         let circles = Circles::new(plan);
         let layout = &plan.layout;
-        let groups = layout.groups.iter().map(|group| json(&layout.cut_to(group)));
+        let groups = layout.groups.iter().map(|group| json(&layout.cut_to(group)).map(|json| packed(&json)));
         let peers = |circle: &Circle| {
             let found = circle.iter().filter_map(|worker| {
                 let at = participants.binary_search_by(|participant| participant.worker.cmp(worker));
                 participants.get(at.ok()?)
             });
-            convert::peers(job, found)
+            packed(&convert::peers(job, found))
         };
         Ok(Self {
             plan: plan.clone(),
@@ -73,6 +73,10 @@ impl Prepares {
             movers: among(&self.movers, part.movers),
         })
     }
+}
+
+fn packed(bytes: &[u8]) -> Bytes {
+    reknit_client::pack(bytes).into()
 }
 
 fn json<T: serde::Serialize>(value: &T) -> Result<Bytes, serde_json::Error> {

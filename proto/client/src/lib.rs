@@ -1,4 +1,8 @@
-//! How agents, workers and operators reach the daemon that leads.
+//! How agents, workers and operators reach the daemon that leads, and how what is sent to many is packed.
+
+mod packed;
+
+pub use packed::{pack, unpack};
 
 use std::fmt;
 use std::str::FromStr;

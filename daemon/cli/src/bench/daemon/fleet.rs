@@ -60,19 +60,20 @@ impl Fleet {
 
     /// # Errors
     /// When it is no layout.
-    pub(super) fn layout(&self, json: Bytes) -> Result<Arc<Layout>, String> {
+    pub(super) fn layout(&self, packed: Bytes) -> Result<Arc<Layout>, String> {
         /// More groups than any job here has; what is left of older epochs goes.
         const KEPT: usize = 4096;
         let mut layouts = self.layouts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = layouts.get(&json) {
+        if let Some(known) = layouts.get(&packed) {
             return Ok(Arc::clone(known));
         }
+        let json = reknit_client::unpack(&packed).map_err(|error| format!("its layout: {error}"))?;
         let layout: Layout = serde_json::from_slice(&json).map_err(|error| format!("its layout: {error}"))?;
         if layouts.len() >= KEPT {
             layouts.clear();
         }
         let layout = Arc::new(layout);
-        layouts.insert(json, Arc::clone(&layout));
+        layouts.insert(packed, Arc::clone(&layout));
         Ok(layout)
     }
 

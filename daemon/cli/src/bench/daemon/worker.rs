@@ -158,8 +158,8 @@ impl Worker<'_> {
     }
 
     async fn prepare(&mut self, prepare: v1::Prepare) -> Result<(), String> {
-        let json = prepare.layout;
-        let layout = (!json.is_empty()).then(|| self.fleet.layout(json)).transpose()?;
+        let packed = prepare.layout;
+        let layout = (!packed.is_empty()).then(|| self.fleet.layout(packed)).transpose()?;
         self.next = Some((prepare.epoch, prepare.resume_step, layout));
         self.state.phase = Phase::Ready.into();
         self.state.ready_epoch = prepare.epoch;
