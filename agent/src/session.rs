@@ -14,7 +14,7 @@ use tonic::{Status, Streaming};
 use tracing::{info, warn};
 
 /// From the opened stream to the daemon's welcome.
-const WELCOME: Duration = Duration::from_secs(5);
+const WELCOME: Duration = Duration::from_secs(3);
 const RETRY: Duration = Duration::from_millis(50);
 const RETRY_LIMIT: Duration = Duration::from_secs(1);
 /// Reports waiting for the wire. A session that falls further behind is given up and opened anew, so the hello and all

@@ -26,7 +26,7 @@ const PLAN_BYTES: usize = 64 << 20;
 const RETRY: Duration = Duration::from_millis(20);
 const RETRY_LIMIT: Duration = Duration::from_secs(1);
 /// From the connection to the daemon's welcome.
-const WELCOME: Duration = Duration::from_secs(5);
+const WELCOME: Duration = Duration::from_secs(3);
 
 /// Reports on their way to the daemon. Pushing never blocks training; beyond [`KEPT_REPORTS`] the oldest go.
 #[derive(Debug, Default)]

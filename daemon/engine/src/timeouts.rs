@@ -26,7 +26,7 @@ pub struct Timeouts {
 
 impl Default for Timeouts {
     fn default() -> Self {
-        Self { operation_ms: 10_000, rejoin_hold_ms: 2_000, start_ms: 60_000, rebuild_ms: 5_000 }
+        Self { operation_ms: 10_000, rejoin_hold_ms: 2_000, start_ms: 60_000, rebuild_ms: 10_000 }
     }
 }
 

@@ -91,6 +91,16 @@ fn a_member_that_missed_resume_keeps_what_it_was_sent_through_a_daemons_death() 
 }
 
 #[test]
+fn workers_that_are_heard_after_all_patience_are_members_again() {
+    let mut world = running(2);
+    world.restart_daemon_unheard_for(3_000);
+    // Nobody is there: taken as lost, and the job waits for what they hold.
+    world.run_until_phase(Phase::Waiting);
+    run_until_degrees(&mut world, &[2, 2]);
+    assert_no_gap(&world);
+}
+
+#[test]
 fn a_gpu_lost_while_no_daemon_listened_is_no_source_and_is_named() {
     let mut world = running(2);
     let lost = gpu(1, 1);

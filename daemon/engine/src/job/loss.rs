@@ -191,13 +191,17 @@ impl Job {
                 }
             }
             Stage::Rebuilding { .. } => worker.state = Some(state),
+            // A member that was taken as lost is one again.
+            Stage::Waiting { .. } => {
+                worker.state = Some(state);
+                worker.stopped = true;
+            }
             // Nobody waits for it, but now it can be prepared.
             Stage::Closing(_)
             | Stage::Running { .. }
             | Stage::Starting { .. }
             | Stage::Planning(_)
             | Stage::Preparing(_)
-            | Stage::Waiting { .. }
                 if !member =>
             {
                 worker.state = Some(state);
@@ -210,7 +214,6 @@ impl Job {
             | Stage::Starting { .. }
             | Stage::Planning(_)
             | Stage::Preparing(_)
-            | Stage::Waiting { .. }
             | Stage::Draining { .. }
             | Stage::Ended => {}
         }

@@ -28,21 +28,23 @@ impl Job {
         }
     }
 
-    /// Whether a worker nothing is known of may be one that an earlier daemon started.
+    /// Whether a worker nothing is known of may be one that an earlier daemon started, or, while the job waits, a member of
+    /// its layout that was taken as lost and is not: what it holds may be all that is missing.
     pub(crate) fn plausible(&self, key: &WorkerKey) -> bool {
-        let rebuilding = match &self.stage {
-            Stage::Rebuilding { .. } => true,
+        match &self.stage {
+            Stage::Rebuilding { .. } => {
+                self.place_of_gpu(&key.gpu).is_some() && key.incarnation <= self.record.last_incarnation
+            }
+            Stage::Waiting { .. } => self.is_member(key),
             Stage::Pending
             | Stage::Starting { .. }
             | Stage::Running { .. }
             | Stage::Closing(_)
             | Stage::Planning(_)
             | Stage::Preparing(_)
-            | Stage::Waiting { .. }
             | Stage::Draining { .. }
             | Stage::Ended => false,
-        };
-        rebuilding && self.place_of_gpu(&key.gpu).is_some() && key.incarnation <= self.record.last_incarnation
+        }
     }
 
     /// False when the worker is none of this job: a zombie.

@@ -89,6 +89,11 @@ impl World {
 
     /// The daemon's process is replaced: it knows what it stored, and everyone connects again.
     pub fn restart_daemon(&mut self) {
+        self.restart_daemon_unheard_for(0);
+    }
+
+    /// Nobody reaches the new one for `ms`.
+    pub fn restart_daemon_unheard_for(&mut self, ms: u64) {
         self.state = State::new(self.timeouts).with_topology(self.topology.clone());
         self.checks.daemon_restarted();
         self.sessions.clear();
@@ -99,12 +104,12 @@ impl World {
         });
         let nodes: Vec<_> = self.agents.keys().cloned().collect();
         for node in nodes {
-            let wait = self.random.below(300 * super::MS);
+            let wait = ms * super::MS + self.random.below(300 * super::MS);
             self.at(wait, Happening::AgentConnects(node));
         }
         let workers: Vec<_> = self.processes.keys().cloned().collect();
         for worker in workers {
-            let wait = self.random.below(300 * super::MS);
+            let wait = ms * super::MS + self.random.below(300 * super::MS);
             self.at(wait, Happening::WorkerConnects(worker));
         }
     }
