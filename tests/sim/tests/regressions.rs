@@ -44,3 +44,22 @@ fn a_drained_worker_left_while_its_agent_was_away() {
     ];
     trains_again(843, 4, &faults);
 }
+
+/// The new leader heard a worker only after it had given everyone up. What the worker held was the last copy, and its
+/// answer, which came while a plan was made without it, was not listened to.
+#[test]
+fn the_last_copy_is_heard_of_while_a_plan_is_made_without_it() {
+    let faults = [
+        (2488, CutPeers { gpu: 3, other: 4, way: Way::Back, ms: 505 }),
+        (2488, Health { gpu: 0, health: HealthClass::Unknown }),
+        (2513, StoreSlow { ms: 2309 }),
+        (2537, CutStore { daemon: 0, way: Way::There, ms: 835 }),
+        (2560, KillWorker { gpu: 4 }),
+        (2586, CutAgent { node: 1, daemon: 0, way: Way::Back, ms: 1188 }),
+        (2586, CutAgent { node: 0, daemon: 2, way: Way::Back, ms: 2679 }),
+        (2590, CutPeers { gpu: 2, other: 5, way: Way::Back, ms: 1154 }),
+        (2601, FreezeLeader { after: 7, ms: 3181 }),
+        (2604, StoreSlow { ms: 771 }),
+    ];
+    trains_again(81008, 4, &faults);
+}

@@ -197,13 +197,11 @@ impl Job {
                 worker.stopped = true;
             }
             // Nobody waits for it, but now it can be prepared.
-            Stage::Closing(_)
-            | Stage::Running { .. }
-            | Stage::Starting { .. }
-            | Stage::Planning(_)
-            | Stage::Preparing(_)
-                if !member =>
-            {
+            Stage::Closing(_) | Stage::Planning(_) | Stage::Preparing(_) if !member || !worker.stopped => {
+                worker.state = Some(state);
+                worker.stopped = true;
+            }
+            Stage::Running { .. } | Stage::Starting { .. } if !member => {
                 worker.state = Some(state);
                 worker.stopped = true;
             }

@@ -194,14 +194,16 @@ impl Job {
 
     /// Somebody without a part in a layout: new, or stopped and waiting. Anything else of it is over.
     fn keep_stopped(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, state: WorkerState) {
-        match state.phase {
-            WorkerPhase::Idle | WorkerPhase::Quiesced | WorkerPhase::Completed => {}
+        let stopped = match state.phase {
+            WorkerPhase::Idle | WorkerPhase::Quiesced | WorkerPhase::Completed => true,
             WorkerPhase::Training | WorkerPhase::Preparing | WorkerPhase::Ready => {
                 self.close_own(ctx, key, &state, "this epoch is over for the worker");
+                false
             }
-        }
+        };
         if let Some(mut worker) = self.workers.get_mut(key) {
             worker.state = Some(state);
+            worker.stopped |= stopped;
         }
     }
 
