@@ -38,15 +38,12 @@ async fn kill_and_restart(rounds: u32) -> Result<()> {
         lab.start_daemon().await?;
         watch.follow(lab.watch().await?.into_events());
         watch.until_step(seen + 3).await?;
-        match victim {
-            Some(_) => {
-                let want = before.len();
-                watch.until_whole(&mut lab, want).await?;
-            }
-            None => {
-                quiet += 1;
-                ensure!(pids(&lab).await? == before, "round {round}: a worker was lost with the daemon");
-            }
+        // A new daemon hears of the workers one by one.
+        watch.until_whole(&mut lab, before.len()).await?;
+        if victim.is_none() {
+            quiet += 1;
+            let after = pids(&lab).await?;
+            ensure!(after == before, "round {round}: workers were lost: {before:?} became {after:?}");
         }
         ensure!((watch.samples_missing, watch.samples_repeated) == (0, 0), "round {round}");
     }
