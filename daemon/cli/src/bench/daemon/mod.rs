@@ -51,7 +51,7 @@ pub(crate) struct DaemonArgs {
     #[arg(long, value_name = "N", default_value_t = 16_384)]
     workers: u32,
     /// Workers that share a connection.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100))]
     share: u32,
     /// How long the load is measured before the fault.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
