@@ -217,11 +217,23 @@ const FAMILY: &str = "#!/bin/sh\n\
     setsid sleep 1000 &\n\
     exec sleep 1000\n";
 
-/// Who descends from the worker, by their marks.
+/// The worker's two children, once they are there.
+async fn children(worker: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    harness::until("it has children", || {
+        found = family(worker);
+        found.len() == 2
+    })
+    .await;
+    found
+}
+
+/// Who descends from the worker, by their marks. In the middle of an exec it has no environment, and no family is known.
 fn family(worker: u32) -> Vec<u32> {
     let environment = |pid: u32| std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     let mark = environment(worker);
-    let mark = mark.split(|byte| *byte == 0).find(|entry| entry.starts_with(b"REKNIT_SPAWN=")).unwrap();
+    let mut entries = mark.split(|byte| *byte == 0);
+    let Some(mark) = entries.find(|entry| entry.starts_with(b"REKNIT_SPAWN=")) else { return Vec::new() };
     let pids = std::fs::read_dir("/proc").unwrap().flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let all = pids.filter(|pid| environment(*pid).split(|byte| *byte == 0).any(|entry| entry == mark));
@@ -270,8 +282,7 @@ async fn what_a_worker_leaves_running_ends_with_it() {
     let mut session = daemon.session().await;
     session.spawn(&node.gpus[0], 1).await;
     let worker = session.spawned().await.pid;
-    harness::until("it has children", || family(worker).len() == 2).await;
-    let children = family(worker);
+    let children = children(worker).await;
     session.fence(&node.gpus[0], 1).await;
     session.exited().await;
     harness::until("they end", || !children.iter().any(|child| runs(*child))).await;
@@ -288,8 +299,7 @@ async fn what_an_adopted_worker_leaves_running_ends_with_it_too() {
     for gpu in &node.gpus {
         session.spawn(gpu, 1).await;
         let worker = session.spawned().await.pid;
-        harness::until("it has children", || family(worker).len() == 2).await;
-        families.push((worker, family(worker)));
+        families.push((worker, children(worker).await));
     }
     agent.kill();
     // One leader dies while nobody looks, the other under the next agent.
@@ -325,7 +335,7 @@ async fn a_worker_whose_agent_died_before_it_noted_the_process_is_found() {
     let mut session = daemon.session().await;
     session.spawn(&node.gpus[0], 4).await;
     let worker = session.spawned().await.pid;
-    harness::until("it has children", || family(worker).len() == 2).await;
+    children(worker).await;
     agent.kill();
     edit_records(&node, |workers| {
         let mut record = workers[0].as_object().unwrap().clone();

@@ -362,7 +362,7 @@ pub(crate) fn runs(pid: u32) -> bool {
 }
 
 /// Waits for something that tells nobody.
-pub(crate) async fn until(what: &str, holds: impl Fn() -> bool) {
+pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !holds() {
         assert!(Instant::now() < deadline, "never: {what}");
