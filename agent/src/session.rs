@@ -1,7 +1,7 @@
 //! The session with the daemon: opened, and opened again for as long as the agent lives.
 
 use crate::{outbox, workers};
-use reknit_client::{Daemons, Next, leader};
+use reknit_client::{Daemons, Next, leader, root_cause};
 use reknit_proto::v1::agent_client::AgentClient;
 use reknit_proto::v1::agent_order::Order;
 use reknit_proto::v1::{AgentOrder, AgentReport};
@@ -33,7 +33,7 @@ pub(crate) enum SessionNews {
 /// Why a session ended.
 #[derive(Debug, thiserror::Error)]
 enum End {
-    #[error("cannot connect: {}", root(.0))]
+    #[error("cannot connect: {}", root_cause(.0))]
     Connect(#[from] tonic::transport::Error),
     #[error("{}", .0.message())]
     Status(#[from] Status),
@@ -62,15 +62,6 @@ impl End {
             | Self::Stopping => None,
         }
     }
-}
-
-/// The innermost error says what happened; those around it say `transport error`.
-fn root(error: &tonic::transport::Error) -> String {
-    let mut inner: &dyn std::error::Error = error;
-    while let Some(source) = inner.source() {
-        inner = source;
-    }
-    inner.to_string()
 }
 
 /// Runs until nobody listens. `reopen` ends the present session so that the hello is said again.

@@ -1,7 +1,7 @@
 //! The daemon's admin interface, with its errors in words.
 
 use crate::failure::Failure;
-use reknit_client::Daemons;
+use reknit_client::{Daemons, root_cause};
 use reknit_proto::v1::admin_client::AdminClient;
 use reknit_proto::v1::daemon::Role;
 use reknit_proto::v1::{Daemon, GetDaemonRequest};
@@ -75,14 +75,6 @@ pub(crate) fn refused(status: Status) -> Failure {
             Failure::Failed(if message.is_empty() { format!("the daemon answered: {code}") } else { message })
         }
     }
-}
-
-fn root_cause(error: &dyn std::error::Error) -> String {
-    let mut cause = error;
-    while let Some(deeper) = cause.source() {
-        cause = deeper;
-    }
-    cause.to_string()
 }
 
 #[cfg(test)]

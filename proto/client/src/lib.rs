@@ -153,6 +153,16 @@ pub fn leader(status: &Status) -> Option<&str> {
     status.metadata().get(LEADER).and_then(|value| value.to_str().ok())
 }
 
+/// The innermost error says what happened; those around it say such as `transport error`.
+#[must_use]
+pub fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut inner = error;
+    while let Some(source) = inner.source() {
+        inner = source;
+    }
+    inner.to_string()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

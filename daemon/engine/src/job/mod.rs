@@ -206,6 +206,20 @@ impl Job {
         self.stirred = false;
     }
 
+    /// Whether a worker may be started. It would only disturb a change under way, or nothing more shall start.
+    pub(crate) fn takes_newcomers(&self) -> bool {
+        match &self.stage {
+            Stage::Starting { .. } | Stage::Running { .. } | Stage::Waiting { .. } => true,
+            Stage::Pending
+            | Stage::Closing(_)
+            | Stage::Planning(_)
+            | Stage::Preparing(_)
+            | Stage::Draining { .. }
+            | Stage::Ended
+            | Stage::Rebuilding { .. } => false,
+        }
+    }
+
     /// Whether it may take GPUs that no job has.
     pub(crate) fn seeks_gpus(&self, now: Time) -> bool {
         match &self.stage {

@@ -4,7 +4,7 @@
 //! in like a GPU that returned. Where it fills the place a group lives on inside its domain, so a group moves to another
 //! domain only when none of its GPUs is left.
 
-use super::{Job, Stage};
+use super::Job;
 use crate::cluster::Cluster;
 use crate::state::Ctx;
 use crate::{Command, NodeLink};
@@ -14,16 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 impl Job {
     /// Seats free GPUs at the places whose GPU is gone, as many as `recovery.spares` allows. `taken`: GPUs of other jobs.
     pub(crate) fn take_spares(&mut self, ctx: &mut Ctx<'_>, taken: &BTreeSet<GpuId>) {
-        match &self.stage {
-            Stage::Starting { .. } | Stage::Running { .. } | Stage::Waiting { .. } => {}
-            // A new seat would only disturb a change under way, or nothing more shall start.
-            Stage::Pending
-            | Stage::Closing(_)
-            | Stage::Planning(_)
-            | Stage::Preparing(_)
-            | Stage::Draining { .. }
-            | Stage::Ended
-            | Stage::Rebuilding { .. } => return,
+        if !self.takes_newcomers() {
+            return;
         }
         self.spares_due = false;
         if self.spec.recovery.spares == 0 {
@@ -104,7 +96,7 @@ impl Job {
                     continue;
                 }
                 if !seats.is_empty() {
-                    left -= seats.iter().filter(|(place, gpu)| self.costs_a_spare(**place, gpu)).count();
+                    left -= seats.keys().filter(|place| self.costs_a_spare(**place)).count();
                     used.extend(seats.values().cloned());
                     offer.extend(seats);
                     break;
@@ -121,7 +113,7 @@ impl Job {
         for place in lost {
             let nominal = self.record.replaced.get(place).filter(|gpu| free.contains(gpu));
             let Some(gpu) = nominal.or_else(|| free.first().copied()).cloned() else { continue };
-            if self.costs_a_spare(*place, &gpu) {
+            if self.costs_a_spare(*place) {
                 let Some(fewer) = left.checked_sub(1) else { continue };
                 left = fewer;
             }
@@ -131,7 +123,8 @@ impl Job {
         seats
     }
 
-    fn costs_a_spare(&self, place: Place, gpu: &GpuId) -> bool {
-        !self.record.replaced.contains_key(&place) && self.record.places.get(&place) != Some(gpu)
+    /// A place at which a spare sits already costs no further one.
+    fn costs_a_spare(&self, place: Place) -> bool {
+        !self.record.replaced.contains_key(&place)
     }
 }

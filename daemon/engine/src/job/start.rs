@@ -123,16 +123,8 @@ impl Job {
 
     /// GPUs of places without a worker where one may be started, and when.
     fn startable(&self, cluster: &Cluster, timeouts: &Timeouts) -> Vec<(GpuId, NodeName, Time)> {
-        match &self.stage {
-            Stage::Starting { .. } | Stage::Running { .. } | Stage::Waiting { .. } => {}
-            // A start would only disturb a change under way, or nothing more shall start.
-            Stage::Pending
-            | Stage::Closing(_)
-            | Stage::Planning(_)
-            | Stage::Preparing(_)
-            | Stage::Draining { .. }
-            | Stage::Ended
-            | Stage::Rebuilding { .. } => return Vec::new(),
+        if !self.takes_newcomers() {
+            return Vec::new();
         }
         let vacant = self.workers.vacant();
         vacant

@@ -3,6 +3,7 @@
 use crate::config::{ConfigError, EtcdConfig};
 use crate::store::StoreError;
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
+use reknit_client::root_cause;
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
@@ -79,11 +80,7 @@ impl Connection {
 
 /// The innermost error says what happened, such as what is wrong with a certificate.
 fn root(error: &etcd_client::Error) -> String {
-    let mut inner: &dyn std::error::Error = error;
-    while let Some(source) = inner.source() {
-        inner = source;
-    }
-    let (outer, inner) = (error.to_string(), inner.to_string());
+    let (outer, inner) = (error.to_string(), root_cause(error));
     if outer.contains(&inner) { outer } else { format!("{outer}: {inner}") }
 }
 
