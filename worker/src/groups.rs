@@ -130,16 +130,15 @@ pub struct Joiner<'a> {
 }
 
 impl Joiner<'_> {
-    /// Joins the group of these workers, in this rank order.
-    ///
-    /// `None` when this worker is not among them.
+    /// Joins the group of these workers, in this rank order. It is an error when this worker is not among them.
     pub fn join(
         &self,
         plane: &dyn Plane,
         name: String,
         members: &[Participant],
-    ) -> Result<Option<Communicator>, CommError> {
-        let Some(rank) = members.iter().position(|member| member.worker == *self.me) else { return Ok(None) };
+    ) -> Result<Communicator, CommError> {
+        let rank = members.iter().position(|member| member.worker == *self.me);
+        let rank = rank.ok_or_else(|| gap(&name, "this worker is not among them".to_owned()))?;
         let endpoints = members.iter().map(|member| member.endpoint.clone());
         let spec = GroupSpec {
             job: self.job.to_owned(),
@@ -155,7 +154,7 @@ impl Joiner<'_> {
         let aborter = group.aborter();
         self.aborts.register(self.prepare.epoch, Arc::clone(&aborter));
         let (deadline, pace) = (self.timeouts.operation, Arc::clone(self.pace));
-        Ok(Some(Communicator { group, party: Arc::new(Party { aborter, members }), deadline, pace }))
+        Ok(Communicator { group, party: Arc::new(Party { aborter, members }), deadline, pace })
     }
 }
 
@@ -186,13 +185,63 @@ pub struct Joined {
     pub team: Option<Team>,
 }
 
+/// What an order to prepare makes of this worker, and whom it trains with.
+struct Seat<'a> {
+    layout: &'a Layout,
+    place: Place,
+    sync: SyncPlan,
+    tensor: &'a [Participant],
+    column: Option<&'a [Participant]>,
+    speakers: Option<&'a [Participant]>,
+}
+
+impl<'a> Seat<'a> {
+    /// `None` for a worker that only sends and then leaves.
+    ///
+    /// # Errors
+    /// When the peers do not fit the layout: sums over fewer than all would train a wrong model without a word.
+    fn new(prepare: &'a Prepare, me: &WorkerKey) -> Result<Option<Self>, CommError> {
+        let Some(layout) = &prepare.layout else { return Ok(None) };
+        let seat = layout.place_of(me).and_then(|place| Some((place, SyncPlan::new(layout, place)?)));
+        let (place, sync) =
+            seat.ok_or_else(|| gap("layout", "this worker does not train under it".to_owned()))?;
+        let must_be = |group: &str, found: usize, wanted: usize| {
+            if found == wanted {
+                Ok(())
+            } else {
+                Err(gap(group, format!("{found} peers are named, and the layout has {wanted}")))
+            }
+        };
+        let slots = layout.group(place.replica, place.stage).map_or(0, |group| group.active().len());
+        must_be("tensor", prepare.tensor.len(), slots)?;
+        let hosts = sync.is_needed() && sync.column.is_some();
+        if hosts {
+            must_be("column", prepare.column.len(), sync.replicas)?;
+        }
+        let first = prepare.tensor.first().is_some_and(|first| first.worker == *me);
+        if first {
+            // There is one stage.
+            must_be("speakers", prepare.speakers.len(), sync.replicas)?;
+        }
+        let speaks = first && sync.replicas > 1;
+        Ok(Some(Self {
+            layout,
+            place,
+            sync,
+            tensor: &prepare.tensor,
+            column: hosts.then_some(&prepare.column),
+            speakers: speaks.then_some(&prepare.speakers),
+        }))
+    }
+}
+
 /// Joins all groups of the epoch at once, so that the slowest decides and not the sum.
+///
+/// # Errors
+/// When a group does not come about, or the order to prepare has a gap.
 pub fn join_all<'a>(joiner: Joiner<'a>, plane: &dyn Plane) -> Result<Joined, CommError> {
     let prepare = joiner.prepare;
-    let layout = prepare.layout.as_ref();
-    let seat = layout.and_then(|layout| Some((layout, layout.place_of(joiner.me)?)));
-    let seat = seat.and_then(|(layout, place)| Some((layout, place, SyncPlan::new(layout, place)?)));
-
+    let seat = Seat::new(prepare, joiner.me)?;
     let cause = OnceLock::new();
     let joined = std::thread::scope(|scope| {
         let join = |name: String, members: &'a [Participant]| {
@@ -208,32 +257,28 @@ pub fn join_all<'a>(joiner: Joiner<'a>, plane: &dyn Plane) -> Result<Joined, Com
             })
         };
         let reshard = (!prepare.movers.is_empty()).then(|| join("reshard".to_owned(), &prepare.movers));
-        let team = seat.map(|(layout, place, sync)| {
-            let tensor = join(format!("tensor.{}.{}", place.replica, place.stage), &prepare.tensor);
-            let column = sync
-                .column
-                .as_ref()
-                .filter(|_| sync.needed)
-                .map(|column| join(format!("column.{}.{}", place.stage, column.index), &prepare.column));
-            let speakers =
-                (prepare.speakers.len() > 1).then(|| join("speakers".to_owned(), &prepare.speakers));
-            (layout, place, sync, tensor, column, speakers)
+        let team = seat.map(|seat| {
+            let Place { replica, stage, .. } = seat.place;
+            let index = seat.sync.column.as_ref().map_or(0, |column| column.index);
+            let tensor = join(format!("tensor.{replica}.{stage}"), seat.tensor);
+            let column = seat.column.map(|peers| join(format!("column.{stage}.{index}"), peers));
+            let speakers = seat.speakers.map(|peers| join("speakers".to_owned(), peers));
+            (seat, tensor, column, speakers)
         });
 
-        let reshard = wait(reshard)?;
+        let reshard = reshard.map(wait).transpose()?;
         let team = match team {
-            Some((layout, place, sync, tensor, column, speakers)) => {
-                let (tensor, column, speakers) = (wait(Some(tensor))?, wait(column)?, wait(speakers)?);
-                let tensor = tensor.ok_or_else(|| not_among("tensor"))?;
+            Some((seat, tensor, column, speakers)) => {
+                let tensor = wait(tensor)?;
                 Some(Team {
                     speaks_for_loss: tensor.rank() == 0,
-                    speaks_for_norm: sync.first_replica == place.replica,
-                    layout: layout.clone(),
-                    place,
-                    sync,
+                    speaks_for_norm: seat.sync.first_replica == seat.place.replica,
+                    layout: seat.layout.clone(),
+                    place: seat.place,
+                    sync: seat.sync,
                     tensor,
-                    column,
-                    speakers,
+                    column: column.map(wait).transpose()?,
+                    speakers: speakers.map(wait).transpose()?,
                 })
             }
             None => None,
@@ -244,19 +289,16 @@ pub fn join_all<'a>(joiner: Joiner<'a>, plane: &dyn Plane) -> Result<Joined, Com
     joined.map_err(|error| cause.into_inner().unwrap_or(error))
 }
 
-fn not_among(group: &str) -> CommError {
-    let detail = "the order to prepare does not name this worker among the members".to_owned();
+/// The order to prepare does not say all that this worker must know.
+fn gap(group: &str, detail: String) -> CommError {
+    let detail = format!("the order to prepare has a gap: {detail}");
     CommError { error: PlaneError::Io { group: group.to_owned(), detail }, peer: None }
 }
 
-type Joining<'scope> = std::thread::ScopedJoinHandle<'scope, Result<Option<Communicator>, CommError>>;
+type Joining<'scope> = std::thread::ScopedJoinHandle<'scope, Result<Communicator, CommError>>;
 
-fn wait(joining: Option<Joining<'_>>) -> Result<Option<Communicator>, CommError> {
-    match joining.map(Joining::join) {
-        None => Ok(None),
-        Some(Ok(result)) => result,
-        Some(Err(panic)) => std::panic::resume_unwind(panic),
-    }
+fn wait(joining: Joining<'_>) -> Result<Communicator, CommError> {
+    joining.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 impl Team {

@@ -364,7 +364,7 @@ impl<T: Real + Element> Rank<T> {
             loss += shard.forward_backward(&batch, 1.0 / tokens, &mut team.tensor)?;
             done += count;
         }
-        if team.sync.needed {
+        if team.sync.is_needed() {
             pace.enter(StepPart::Sums);
             sum_over_replicas(&job.model, shard, team)?;
         }

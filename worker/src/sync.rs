@@ -8,8 +8,8 @@ pub type Pieces = Vec<(Axis, Units)>;
 /// One rank's part in the sum over replicas. Ranks are those of its tensor-parallel group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SyncPlan {
-    /// The sum is over more than one replica.
-    pub needed: bool,
+    /// How many replicas train.
+    pub replicas: usize,
     /// The first replica that trains.
     pub first_replica: ReplicaId,
     /// Somebody in this group hands units over, so all of it takes part in the exchange.
@@ -53,16 +53,21 @@ impl SyncPlan {
         };
         let crossing = |owner: &Slot| active.iter().any(|host| !owned_in_column_of(*owner, *host).is_empty());
 
-        let needed = sync.hosts.iter().filter(|hosts| !hosts.is_empty()).count() > 1;
+        let replicas = sync.hosts.iter().filter(|hosts| !hosts.is_empty()).count();
         Some(Self {
-            needed,
+            replicas,
             first_replica: ReplicaId(sync.hosts.iter().position(|hosts| !hosts.is_empty())? as u32),
-            handover: needed && active.iter().any(crossing),
+            handover: replicas > 1 && active.iter().any(crossing),
             give: active.iter().map(|host| owned_in_column_of(place.slot, *host)).collect(),
             take: active.iter().map(|owner| owned_in_column_of(*owner, place.slot)).collect(),
             column: column_of(place.slot).map(|index| Column::new(sync, index)),
             replicated_root: active.iter().position(|slot| hosts.first() == Some(slot))?,
         })
+    }
+
+    /// The sum is over more than one replica.
+    pub fn is_needed(&self) -> bool {
+        self.replicas > 1
     }
 }
 

@@ -11,7 +11,7 @@ use reknit_model::Real;
 use reknit_plane::{AbortReason, Element, Op};
 use reknit_worker::abort::Aborts;
 use reknit_worker::control::{self, Desk};
-use reknit_worker::messages::{Order, Phase};
+use reknit_worker::messages::{Order, Phase, Prepare};
 use std::io::Write;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -86,6 +86,37 @@ fn f64_losses_equal_those_of_an_undisturbed_run_at_2_and_1() {
     let worst = worst(&faulty.losses, &clean.losses);
     println!("TP2+TP1, f64, 16 steps: worst relative difference of the loss {worst:e}");
     assert!(worst <= 1e-10, "{worst:e}");
+}
+
+#[test]
+fn an_order_to_prepare_with_a_gap_is_refused_before_anybody_is_joined() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut crew = Crew::<f64>::start(job(dir.path(), "f64", 2, 2, 10));
+    assert!(crew.train_to(2));
+    let orders = crew.plan(false).unwrap();
+    type Spoil = fn(&mut Prepare);
+    let spoils: [(&str, Spoil); 8] = [
+        ("layout", |prepare| prepare.layout.as_mut().unwrap().sync.clear()),
+        ("tensor", |prepare| prepare.tensor.clear()),
+        ("tensor", |prepare| drop(prepare.tensor.pop())),
+        ("column", |prepare| prepare.column.clear()),
+        ("column", |prepare| prepare.column.truncate(1)),
+        ("speakers", |prepare| prepare.speakers.clear()),
+        ("speakers", |prepare| prepare.speakers.truncate(1)),
+        // As many as there must be, but without this worker.
+        ("column", |prepare| prepare.column[1] = prepare.column[0].clone()),
+    ];
+    let seat = crew.seat(SPEAKER);
+    seat.rank.leave_epoch();
+    for (number, (group, spoil)) in spoils.into_iter().enumerate() {
+        let mut prepare = orders.of(&seat.worker);
+        assert!(prepare.column.len() == 2 && prepare.speakers.len() == 2, "it has a part in everything");
+        spoil(&mut prepare);
+        let begun = Instant::now();
+        let why = seat.rank.prepare(&prepare).unwrap_err().to_string();
+        assert!(why.contains(&format!("group {group}")) && why.contains("gap"), "{number}: {why}");
+        assert!(begun.elapsed() < TIMEOUTS.join / 2, "nobody was waited for");
+    }
 }
 
 #[test]
@@ -308,7 +339,7 @@ fn a_preparation_that_waits_for_peers_is_known_by_its_epoch_and_can_be_closed() 
         desk.aborts.close(epoch, AbortReason::EpochClosed);
         orders.send(Order::CloseEpoch { epoch, reason: "over".to_owned() }).unwrap();
         assert_eq!(until(Phase::Idle).ready_epoch, Epoch(0));
-        orders.send(Order::Stop { reason: "the test is over".to_owned() }).unwrap();
+        orders.send(Order::Stop { epoch: Epoch(9), reason: "the test is over".to_owned() }).unwrap();
         worker.join().unwrap().unwrap();
     });
 }
