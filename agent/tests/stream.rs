@@ -6,6 +6,7 @@ mod harness;
 
 use harness::{Daemon, Node, kill, runs, until};
 use reknit_proto::v1;
+use reknit_proto::v1::agent_order::Order;
 use reknit_proto::v1::{HealthClass, Observability};
 use std::time::Duration;
 
@@ -185,4 +186,35 @@ async fn an_order_the_agent_cannot_carry_out_is_answered_with_why() {
         assert!(done.message.contains(words), "{}", done.message);
     }
     assert!(runs(agent.pid()));
+}
+
+/// Nobody listens there.
+fn dead() -> String {
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    format!("http://{address}")
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_each_of_several_daemons_is_logged_once() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(1));
+    let (_agent, log) = node.start_with(&format!("{},{},http://{}", dead(), dead(), daemon.address));
+    for _ in 0..6 {
+        daemon.say_only(None).await;
+    }
+    let _session = daemon.session().await;
+    until("the session is open", || told(&log, "session with the daemon open") == 1).await;
+    let text = std::fs::read_to_string(&log).unwrap();
+    assert_eq!(told(&log, "no session with the daemon"), 3, "{text}");
+}
+
+#[tokio::test]
+async fn an_order_before_the_welcome_is_not_obeyed() {
+    let (mut daemon, node) = (Daemon::start().await, Node::new(1));
+    let (_agent, log) = node.start_logged(&daemon.address);
+    let worker = Some(harness::key(&node.gpus[0], 1));
+    daemon.say_only(Some(Order::Spawn(v1::SpawnWorker { worker, epoch: 1 }))).await;
+    let mut session = daemon.session().await;
+    assert_eq!(session.hello.workers, []);
+    session.quiet(CALM).await;
+    assert_eq!(told(&log, "before it said which leadership orders"), 1);
 }

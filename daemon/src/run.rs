@@ -119,7 +119,9 @@ impl Coordinator {
         }
     }
 
+    /// An old leader obeys, tells and answers nobody any more.
     async fn take(&mut self, input: Input) -> Result<(), Failure> {
+        self.still_leads()?;
         match input {
             Input::AgentOpened { node, session, hello, greeting } => {
                 self.open_agent(node, session, hello, greeting).await
@@ -164,17 +166,22 @@ impl Coordinator {
         }
     }
 
-    /// Steps the engine until nothing is left to tell it.
+    /// To be asked after every wait, before anything is ordered: this process may have slept through its lease.
+    fn still_leads(&self) -> Result<(), Failure> {
+        if self.store.leads() {
+            return Ok(());
+        }
+        let problem = "the lease ended unnoticed".to_owned();
+        Err(Failure::Leadership(StoreError::LeadershipLost { problem }))
+    }
+
+    /// Steps the engine until nothing is left to tell it. Whoever gets an `Ok` still leads.
     async fn feed(&mut self, event: Event) -> Result<(), Failure> {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             let commands = step(&mut self.state, self.clock.now(), event);
-            // One that slept through its lease orders nothing any more.
-            if !self.store.leads() {
-                let problem = "the lease ended unnoticed".to_owned();
-                return Err(Failure::Leadership(StoreError::LeadershipLost { problem }));
-            }
             for (number, command) in commands.into_iter().enumerate() {
+                self.still_leads()?;
                 events.extend(self.carry_out(command).await?);
                 // Orders to thousands leave while the rest is made, and what peers say is read meanwhile.
                 if number % ORDERS_AT_ONCE == ORDERS_AT_ONCE - 1 {
@@ -182,7 +189,7 @@ impl Coordinator {
                 }
             }
         }
-        Ok(())
+        self.still_leads()
     }
 
     async fn open_worker(
@@ -194,7 +201,8 @@ impl Coordinator {
     ) -> Result<(), Failure> {
         let Some(spec) = self.specs.get(&job) else {
             tracing::warn!(%job, %worker, "a worker of an unknown job is told to stop");
-            session.send(convert::stop(Epoch(0), format!("this daemon knows no job {job}")));
+            let reason = format!("this daemon knows no job {job}");
+            session.send(convert::stop(self.store.term(), Epoch(0), reason));
             return Ok(());
         };
         session.send(convert::worker_welcome(self.store.term(), spec, &self.timeouts));

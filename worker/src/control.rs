@@ -41,8 +41,8 @@ pub fn run(desk: &Desk, orders: &Receiver<Order>) -> Result<(), RankError> {
                     }
                 };
             }
-            Ok(Order::Stop { reason }) => {
-                info!(%reason, "stopped");
+            Ok(Order::Stop { epoch, reason }) => {
+                info!(%epoch, reason, "stopped");
                 return Ok(());
             }
             Ok(Order::CloseEpoch { .. } | Order::Pause { .. } | Order::Prepare(_) | Order::Resume { .. }) => {
@@ -136,8 +136,8 @@ impl<T: Real + Element> Control<'_, T> {
                     warn!(%epoch, "asked to resume an epoch that is not prepared; ignored");
                 }
             }
-            Order::Stop { reason } => {
-                info!(%reason, "stopped");
+            Order::Stop { epoch, reason } => {
+                info!(%epoch, reason, "stopped");
                 self.rank.retire();
                 return Ok(Next::Exit);
             }

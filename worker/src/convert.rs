@@ -99,23 +99,31 @@ pub fn order(order: v1::WorkerOrder) -> Result<Order, ConvertError> {
             let job = JobSpec::parse(&welcome.job_toml, "job")
                 .map_err(|error| ConvertError::Bad { field: "job_toml", problem: error.to_string() })?;
             let timeouts = welcome.timeouts.ok_or(ConvertError::Missing("timeouts"))?;
-            let millis = |value: u32| Duration::from_millis(u64::from(value.max(1)));
-            let timeouts = Timeouts {
-                operation: millis(timeouts.operation_ms),
-                join: millis(timeouts.join_ms),
-                progress: millis(timeouts.progress_ms),
-                stall: match timeouts.stall_ms {
-                    0 => millis(timeouts.progress_ms),
-                    stall => millis(stall),
-                },
-            };
-            Order::Welcome { job: Box::new(job), timeouts }
+            Order::Welcome { job: Box::new(job), timeouts: self::timeouts(&timeouts)? }
         }
         Wire::CloseEpoch(close) => Order::CloseEpoch { epoch: Epoch(close.epoch), reason: close.reason },
         Wire::Pause(pause) => Order::Pause { epoch: Epoch(pause.epoch) },
         Wire::Prepare(prepare) => Order::Prepare(Box::new(self::prepare(prepare)?)),
         Wire::Resume(resume) => Order::Resume { epoch: Epoch(resume.epoch) },
-        Wire::Stop(stop) => Order::Stop { reason: stop.reason },
+        Wire::Stop(stop) => Order::Stop { epoch: Epoch(stop.epoch), reason: stop.reason },
+    })
+}
+
+/// No wait and no pause between reports is nothing.
+fn timeouts(timeouts: &v1::Timeouts) -> Result<Timeouts, ConvertError> {
+    let millis = |field, value: u32| match value {
+        0 => Err(ConvertError::Missing(field)),
+        value => Ok(Duration::from_millis(value.into())),
+    };
+    let progress = millis("timeouts.progress_ms", timeouts.progress_ms)?;
+    Ok(Timeouts {
+        operation: millis("timeouts.operation_ms", timeouts.operation_ms)?,
+        join: millis("timeouts.join_ms", timeouts.join_ms)?,
+        progress,
+        stall: match timeouts.stall_ms {
+            0 => progress,
+            stall => Duration::from_millis(stall.into()),
+        },
     })
 }
 
@@ -210,4 +218,25 @@ fn state(state: &WorkerState) -> v1::WorkerState {
 
 fn wrap(report: v1::worker_report::Report) -> v1::WorkerReport {
     v1::WorkerReport { report: Some(report) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_duration_of_a_welcome_is_nothing() {
+        let whole = v1::Timeouts { operation_ms: 4, join_ms: 3, progress_ms: 2, stall_ms: 1 };
+        let stall = |timeouts: &v1::Timeouts| self::timeouts(timeouts).unwrap().stall.as_millis();
+        assert_eq!(stall(&whole), 1);
+        assert_eq!(stall(&v1::Timeouts { stall_ms: 0, ..whole }), 2, "as often as progress is told");
+        for (field, broken) in [
+            ("operation", v1::Timeouts { operation_ms: 0, ..whole }),
+            ("join", v1::Timeouts { join_ms: 0, ..whole }),
+            ("progress", v1::Timeouts { progress_ms: 0, ..whole }),
+        ] {
+            let why = timeouts(&broken).unwrap_err().to_string();
+            assert_eq!(why, format!("field timeouts.{field}_ms is missing"));
+        }
+    }
 }

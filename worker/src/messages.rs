@@ -24,6 +24,8 @@ pub enum Order {
         epoch: Epoch,
     },
     Stop {
+        /// For the log: the job's highest when this was ordered.
+        epoch: Epoch,
         reason: String,
     },
 }

@@ -6,27 +6,24 @@ use crate::abort::Aborts;
 use crate::convert;
 use crate::messages::{Order, Report, Timeouts};
 use crate::status::Status;
-use reknit_client::{Daemons, Next, leader};
+use reknit_client::{Daemons, Dialer, Ended};
 use reknit_layout::{Epoch, NodeName, WorkerKey};
 use reknit_plane::{AbortReason, Endpoint};
 use reknit_proto::v1::worker_client::WorkerClient;
-use reknit_proto::v1::{WorkerOrder, WorkerReport, worker_order};
+use reknit_proto::v1::{WorkerOrder, WorkerReport};
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tokio_stream::wrappers::ReceiverStream;
-use tracing::{debug, info, warn};
+use tracing::debug;
 
 /// Reports kept while the daemon is away. Only committed steps are worth keeping: the next Hello tells the rest.
 const KEPT_REPORTS: usize = 4096;
 const PLAN_BYTES: usize = 64 << 20;
-const RETRY: Duration = Duration::from_millis(20);
-const RETRY_LIMIT: Duration = Duration::from_secs(1);
-/// From the connection to the daemon's welcome.
-const WELCOME: Duration = Duration::from_secs(3);
 
 /// Reports on their way to the daemon. Pushing never blocks training; beyond [`KEPT_REPORTS`] the oldest go.
 #[derive(Debug, Default)]
@@ -73,116 +70,46 @@ pub struct Session {
     pub orders: SyncSender<Order>,
 }
 
-#[derive(Debug, thiserror::Error)]
-enum SessionError {
-    #[error(transparent)]
-    Transport(#[from] tonic::transport::Error),
-    #[error("{}", .0.message())]
-    Status(#[from] tonic::Status),
-    #[error("the daemon ended the session")]
-    Ended,
-    #[error("the daemon did not answer the hello")]
-    NoWelcome,
-    #[error("it does not know that it leads no more")]
-    Stale,
-    #[error("the training thread does not take orders")]
-    Stuck,
-    #[error("an order cannot be understood: {0}")]
-    Convert(#[from] convert::ConvertError),
-    /// The training thread is gone: the process is about to end.
-    #[error("the worker is ending")]
-    Over,
-}
-
-impl SessionError {
-    /// Where the daemon says that the leader is.
-    fn leader(&self) -> Option<&str> {
-        match self {
-            Self::Status(status) => leader(status),
-            Self::Transport(_)
-            | Self::Ended
-            | Self::NoWelcome
-            | Self::Stale
-            | Self::Stuck
-            | Self::Convert(_)
-            | Self::Over => None,
-        }
-    }
-}
-
 impl Session {
-    /// Serves until the training thread ends.
+    /// Serves until the training thread ends or the worker is told to stop.
     pub async fn run(self) {
-        let mut daemons = self.daemons.clone();
-        let mut wait = RETRY;
+        let mut dialer = Dialer::new(self.daemons.clone());
         loop {
-            let mut welcomed = false;
-            let error = match self.serve(&mut daemons, &mut welcomed).await {
+            match self.serve(&mut dialer).await {
                 Ok(never) => match never {},
-                Err(SessionError::Over) => return,
-                Err(error) => error,
-            };
-            warn!(daemon = daemons.address(), %error, "no session with the daemon; training goes on");
-            if welcomed {
-                wait = RETRY;
-            }
-            match daemons.failed(error.leader()) {
-                Next::AtOnce => {}
-                Next::AfterAPause => {
-                    tokio::time::sleep(wait).await;
-                    wait = (wait * 2).min(RETRY_LIMIT);
-                }
+                Err(Ended::Over) => return,
+                Err(ended) => dialer.retry(&ended).await,
             }
         }
     }
 
-    async fn serve(
-        &self,
-        daemons: &mut Daemons,
-        welcomed: &mut bool,
-    ) -> Result<std::convert::Infallible, SessionError> {
-        let channel = daemons.endpoint().connect().await?;
+    async fn serve(&self, dialer: &mut Dialer) -> Result<Infallible, Ended> {
+        let channel = dialer.connect().await?;
         let mut client = WorkerClient::new(channel).max_decoding_message_size(PLAN_BYTES);
         let (reports, stream) = mpsc::channel::<WorkerReport>(256);
         self.outbox.keep_committed_steps();
         let state = self.status.state();
         let hello =
             convert::hello(&self.job, &self.worker, &self.node, &self.endpoint, std::process::id(), &state);
-        reports.try_send(hello).map_err(|_| SessionError::Ended)?;
-        let welcome_by = Instant::now() + WELCOME;
-        let opened = timeout_at(welcome_by, client.session(ReceiverStream::new(stream))).await;
-        let mut orders = opened.map_err(|_| SessionError::NoWelcome)??.into_inner();
-        info!(daemon = daemons.address(), "session open");
+        reports.try_send(hello).map_err(|_| Ended::Closed)?;
+        let (first, mut orders) = dialer.open(client.session(ReceiverStream::new(stream))).await?;
+        // Without a welcome it is the order to stop.
+        let Timeouts { progress, stall, .. } = self.take(first)?.ok_or(Ended::Over)?;
 
-        let mut progress = tokio::time::interval(Duration::from_millis(100));
-        progress.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+        let mut progress = interval(progress);
+        progress.set_missed_tick_behavior(MissedTickBehavior::Skip);
         // An operation's wait is looked at when it has lasted for the stall time, twice that, and so on.
-        let mut stall = Duration::from_secs(1);
         let mut look = Instant::now() + stall;
         loop {
-            // A daemon that leads no more gets nothing that the next one should hear.
-            while *welcomed && let Some(report) = self.outbox.pop() {
+            while let Some(report) = self.outbox.pop() {
                 let report = convert::report(&self.job, report);
-                reports.send(report).await.map_err(|_| SessionError::Ended)?;
+                reports.send(report).await.map_err(|_| Ended::Closed)?;
             }
             tokio::select! {
                 order = orders.message() => {
-                    let order = order?.ok_or(SessionError::Ended)?;
-                    if let Some(worker_order::Order::Welcome(welcome)) = &order.order
-                        && !daemons.welcomed(welcome.term)
-                    {
-                        return Err(SessionError::Stale);
-                    }
-                    if let Some(timeouts) = self.take(order)? {
-                        *welcomed = true;
-                        stall = timeouts.stall;
-                        look = Instant::now() + stall;
-                        progress = tokio::time::interval(timeouts.progress);
-                        progress.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-                    }
+                    self.take(order?.ok_or(Ended::Closed)?)?;
                 }
                 () = self.outbox.filled.notified() => {}
-                () = sleep_until(welcome_by), if !*welcomed => return Err(SessionError::NoWelcome),
                 _ = progress.tick() => self.tell_progress(&reports).await?,
                 () = sleep_until(look) => {
                     let waiting = self.status.pace().waiting().unwrap_or_default();
@@ -196,17 +123,18 @@ impl Session {
     }
 
     /// While training: a stuck worker tells whom it waits for.
-    async fn tell_progress(&self, reports: &mpsc::Sender<WorkerReport>) -> Result<(), SessionError> {
+    async fn tell_progress(&self, reports: &mpsc::Sender<WorkerReport>) -> Result<(), Ended> {
         let Some((epoch, step, computed)) = self.status.trained() else { return Ok(()) };
         let activity = self.status.pace().activity();
         let report = convert::progress(&self.job, epoch, step, computed, &activity);
-        reports.send(report).await.map_err(|_| SessionError::Ended)
+        reports.send(report).await.map_err(|_| Ended::Closed)
     }
 
     /// Acts at once on what must reach a training thread that sits in a collective, then hands the order over.
     /// Returns the timeouts that come with a welcome.
-    fn take(&self, order: WorkerOrder) -> Result<Option<Timeouts>, SessionError> {
-        let order = convert::order(order)?;
+    fn take(&self, order: WorkerOrder) -> Result<Option<Timeouts>, Ended> {
+        let order = convert::order(order)
+            .map_err(|error| Ended::Here(format!("an order cannot be understood: {error}")))?;
         debug!(?order, "order");
         let mut welcome = None;
         match &order {
@@ -217,8 +145,8 @@ impl Session {
             Order::Prepare(_) | Order::Resume { .. } => {}
         }
         self.orders.try_send(order).map_err(|error| match error {
-            TrySendError::Full(_) => SessionError::Stuck,
-            TrySendError::Disconnected(_) => SessionError::Over,
+            TrySendError::Full(_) => Ended::Here("the training thread does not take orders".to_owned()),
+            TrySendError::Disconnected(_) => Ended::Over,
         })?;
         Ok(welcome)
     }

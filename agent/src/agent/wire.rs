@@ -13,6 +13,10 @@ use std::time::Duration;
 use tokio::sync::mpsc::error::TrySendError;
 use tracing::info;
 
+/// Whatever a daemon says: with each heartbeat the agent also looks after itself.
+const SHORTEST_HEARTBEAT: Duration = Duration::from_millis(10);
+const LONGEST_HEARTBEAT: Duration = Duration::from_secs(10);
+
 impl Agent {
     /// Returns how often to send heartbeats, when the daemon has just said so.
     pub(super) fn session_news(&mut self, news: SessionNews) -> Option<Duration> {
@@ -80,17 +84,18 @@ impl Agent {
     fn order(&mut self, order: Order) -> Option<Duration> {
         match order {
             Order::Welcome(welcome) => {
-                return (welcome.heartbeat_ms > 0)
-                    .then(|| Duration::from_millis(welcome.heartbeat_ms.into()));
+                let every = Duration::from_millis(welcome.heartbeat_ms.into());
+                return Some(every.clamp(SHORTEST_HEARTBEAT, LONGEST_HEARTBEAT));
             }
             Order::Spawn(spawn) => {
                 if let Some(worker) = convert::worker_id(spawn.worker) {
+                    info!(%worker, epoch = spawn.epoch, "spawn");
                     self.spawn(worker);
                 }
             }
             Order::Fence(fence) => {
                 if let Some(worker) = convert::worker_id(fence.worker) {
-                    info!(%worker, "fence");
+                    info!(%worker, epoch = fence.epoch, "fence");
                     if let Some(exit) = self.workers.fence(&worker) {
                         self.send(convert::exited(&worker, &exit));
                     }

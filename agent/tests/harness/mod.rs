@@ -76,10 +76,29 @@ impl Daemon {
         Self { address, opened }
     }
 
+    async fn opened(&mut self) -> Opened {
+        timeout(PATIENCE, self.opened.recv()).await.expect("no session").unwrap()
+    }
+
+    /// The next session hears no more than this. Returns when the agent has left it.
+    pub(crate) async fn say_only(&mut self, order: Option<Order>) {
+        let (mut stream, orders) = self.opened().await;
+        let mut orders = Some(orders);
+        match order {
+            Some(order) => {
+                let order = v1::AgentOrder { order: Some(order) };
+                orders.as_ref().unwrap().send(Ok(order)).await.unwrap();
+            }
+            None => orders = None,
+        }
+        let left = async { while let Ok(Some(_)) = stream.message().await {} };
+        timeout(PATIENCE, left).await.expect("the agent stays");
+        drop(orders);
+    }
+
     /// The next session, welcomed.
     pub(crate) async fn session(&mut self) -> Session {
-        let opened = timeout(PATIENCE, self.opened.recv()).await;
-        let (mut stream, orders) = opened.expect("no session").unwrap();
+        let (mut stream, orders) = self.opened().await;
         let first = timeout(PATIENCE, stream.message()).await;
         let first = first.expect("no hello").unwrap().unwrap();
         let Some(Report::Hello(hello)) = first.report else {
@@ -288,9 +307,14 @@ impl Node {
 
     /// Started, with its log in a file.
     pub(crate) fn start_logged(&self, address: &SocketAddr) -> (RunningAgent, PathBuf) {
+        self.start_with(&format!("http://{address}"))
+    }
+
+    /// The same, with any list of daemons.
+    pub(crate) fn start_with(&self, daemons: &str) -> (RunningAgent, PathBuf) {
         let path = self.folder.path().join("agent.log");
         let log = std::fs::File::options().create(true).append(true).open(&path).unwrap();
-        let mut command = self.command(&format!("http://{address}"));
+        let mut command = self.command(daemons);
         (RunningAgent(command.stderr(log).spawn().unwrap()), path)
     }
 

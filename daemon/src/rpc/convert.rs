@@ -426,6 +426,6 @@ pub fn resume(epoch: Epoch) -> v1::WorkerOrder {
     to_worker(v1::worker_order::Order::Resume(v1::Resume { epoch: epoch.0 }))
 }
 
-pub fn stop(epoch: Epoch, reason: String) -> v1::WorkerOrder {
-    to_worker(v1::worker_order::Order::Stop(v1::Stop { reason, epoch: epoch.0 }))
+pub fn stop(term: u64, epoch: Epoch, reason: String) -> v1::WorkerOrder {
+    to_worker(v1::worker_order::Order::Stop(v1::Stop { reason, epoch: epoch.0, term }))
 }

@@ -45,7 +45,8 @@ impl Coordinator {
                 Ok(self.order_worker(job, worker, convert::resume(epoch)))
             }
             Command::Stop { job, worker, epoch, reason } => {
-                Ok(self.order_worker(job, worker, convert::stop(epoch, reason)))
+                let order = convert::stop(self.store.term(), epoch, reason);
+                Ok(self.order_worker(job, worker, order))
             }
             Command::Plan { job, epoch, spec, workers, topology, fresh } => {
                 let work = move || {
