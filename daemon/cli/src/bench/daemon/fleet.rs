@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc, watch};
-use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::transport::{Channel, Uri};
 
 #[derive(Debug)]
 pub(super) struct Fleet {
@@ -31,7 +31,6 @@ pub(super) struct Tally {
     pub(super) agents: usize,
     pub(super) reports: u64,
     pub(super) worker_reports: u64,
-    pub(super) sessions: usize,
     pub(super) stops: Vec<Instant>,
     pub(super) prepares: Vec<Instant>,
     pub(super) prepare_bytes: u64,
@@ -43,14 +42,12 @@ pub(super) struct Tally {
 }
 
 impl Fleet {
-    /// `connections` for the workers.
-    pub(super) fn new(daemon: Uri, gpus: u32, global_batch: u64, connections: usize) -> Self {
-        let channels = (0..connections).map(|_| Endpoint::from(daemon.clone()).connect_lazy());
+    pub(super) fn new(daemon: Uri, gpus: u32, global_batch: u64, channels: Vec<Channel>) -> Self {
         Self {
             gpus,
             global_batch,
             step: watch::Sender::new(0),
-            channels: channels.collect(),
+            channels,
             daemon,
             layouts: Mutex::default(),
             tally: Mutex::default(),

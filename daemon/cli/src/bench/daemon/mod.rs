@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 const START_LIMIT: Duration = Duration::from_secs(20);
@@ -174,12 +175,13 @@ impl Bench {
             format!("http://{address}").parse().map_err(Failure::failed("the daemon's address"))?;
         let channel = Endpoint::from(uri.clone()).connect().await;
         let channel = channel.map_err(Failure::failed("the daemon does not answer"))?;
+        let workers_channels = connect(&uri, connections).await?;
         Ok(Self {
             fleet: Arc::new(Fleet::new(
                 uri,
                 spec.parallel.tensor,
                 spec.batch.global.into(),
-                connections as usize,
+                workers_channels,
             )),
             asker: Asker::start(channel.clone()),
             dir,
@@ -364,6 +366,23 @@ impl Bench {
         self.daemon.stop(STOP_LIMIT).await;
         drop(self.dir);
     }
+}
+
+/// Connections for the workers, a few opened at the same time: more than wait in the queue of a listening socket would
+/// be refused.
+async fn connect(daemon: &Uri, connections: u32) -> Result<Vec<Channel>, Failure> {
+    let mut channels = Vec::new();
+    while channels.len() < connections as usize {
+        let now = (connections as usize - channels.len()).min(OPENING as usize);
+        let opening = (0..now).map(|_| {
+            let daemon = daemon.clone();
+            async move { Endpoint::from(daemon).connect().await }
+        });
+        for channel in opening.collect::<JoinSet<_>>().join_all().await {
+            channels.push(channel.map_err(Failure::failed("a connection for workers"))?);
+        }
+    }
+    Ok(channels)
 }
 
 /// On the first core that is allowed to us; afterwards we keep to the others, if there are any.

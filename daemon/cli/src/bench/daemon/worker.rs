@@ -31,7 +31,6 @@ pub(super) async fn run(
             }
         }
     }
-    fleet.note(|tally| tally.sessions -= 1);
 }
 
 struct Worker<'a> {
@@ -53,7 +52,6 @@ impl Worker<'_> {
         let state = v1::WorkerState { phase: Phase::Idle.into(), ..v1::WorkerState::default() };
         let own = WorkerKey { gpu: GpuId(key.gpu.clone()), incarnation: Incarnation(key.incarnation) };
         let mut worker = Worker { fleet, key: own, reports, state, layout: None, next: None };
-        fleet.note(|tally| tally.sessions += 1);
         let hello = v1::WorkerHello {
             worker: Some(key.clone()),
             node: node_name(node),
@@ -100,7 +98,6 @@ impl Worker<'_> {
                     ticks += 1;
                     if worker.trains() {
                         let (epoch, step) = (worker.state.epoch, worker.state.committed_step);
-                        #[allow(clippy::needless_update, reason = "what else progress may tell is left out")]
                         let report = v1::Progress { epoch, step, ticks, ..v1::Progress::default() };
                         worker.send(Report::Progress(report)).await?;
                     }
