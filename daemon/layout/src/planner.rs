@@ -29,8 +29,14 @@ use stock::Stock;
 /// # Errors
 /// Those of [`draft`], and [`PlanError::Unrecoverable`].
 pub fn plan(request: &PlanRequest<'_>) -> Result<Plan, PlanError> {
-    let Draft { plan, missing } = draft(request)?;
-    if missing.is_empty() { Ok(plan) } else { Err(PlanError::Unrecoverable(missing)) }
+    let drafted = draft(request);
+    let missing = match &drafted {
+        Ok(draft) => draft.missing.clone(),
+        Err(_) if request.fresh => BTreeMap::new(),
+        // What nobody holds does not come back with more slots.
+        Err(_) => lost(request),
+    };
+    if missing.is_empty() { Ok(drafted?.plan) } else { Err(PlanError::Unrecoverable(missing)) }
 }
 
 /// The units that nobody holds at the newest step, each stage asked for itself.
