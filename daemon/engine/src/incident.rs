@@ -35,6 +35,9 @@ pub struct Incident {
     pub degrees_before: Vec<u32>,
     pub degrees_after: Vec<u32>,
     pub advice: String,
+    /// Only told: nothing is to be recovered from, and `recovered` says when it was over.
+    #[serde(default)]
+    pub told: bool,
 }
 
 /// How many incidents of a job are kept for operators.

@@ -30,21 +30,12 @@ impl State {
         let Some(job) = self.jobs.get(name) else {
             return Some(Refusal::NotFound(format!("no job `{name}`: see the list of jobs")));
         };
-        match job.record.phase {
-            Phase::Stopped | Phase::Completed | Phase::Failed => {
-                Some(Refusal::FailedPrecondition(format!("job `{name}` has ended already")))
-            }
-            Phase::Draining => {
-                Some(Refusal::FailedPrecondition(format!("job `{name}` is being stopped already")))
-            }
-            Phase::Pending
-            | Phase::Starting
-            | Phase::Running
-            | Phase::Quiescing
-            | Phase::Resharding
-            | Phase::Waiting
-            | Phase::Rebuilding => None,
+        let phase = job.record.phase;
+        if phase.ended() {
+            return Some(Refusal::FailedPrecondition(format!("job `{name}` has ended already")));
         }
+        (phase == Phase::Draining)
+            .then(|| Refusal::FailedPrecondition(format!("job `{name}` is being stopped already")))
     }
 
     pub fn refuse_rebalance(&self, name: &JobName) -> Option<Refusal> {

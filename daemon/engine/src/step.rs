@@ -6,8 +6,8 @@ use crate::job::commit::CommittedStep;
 use crate::job::workers::Workers;
 use crate::state::{Ctx, State};
 use crate::{Command, Event, GpuReport, Incident, JobName, JobRecord, NodeLink, Phase, Time, Timeouts};
-use reknit_layout::{Epoch, GpuId, JobSpec, NodeName, WorkerKey};
-use std::collections::{BTreeMap, BTreeSet};
+use reknit_layout::{Epoch, JobSpec, NodeName, WorkerKey};
+use std::collections::BTreeMap;
 
 /// Takes in one event, seen at `now`, and returns what is to be done, in order.
 ///
@@ -84,17 +84,22 @@ struct Engine<'a> {
 impl Engine<'_> {
     /// Runs `act` on the job, if there is one of that name.
     fn on<R>(&mut self, name: &JobName, act: impl FnOnce(&mut Job, &mut Ctx<'_>) -> R) -> Option<R> {
-        let job = self.jobs.get_mut(name)?;
-        let mut ctx = Ctx {
+        let (mut ctx, jobs) = self.split();
+        let result = jobs.get_mut(name).map(|job| act(job, &mut ctx));
+        (self.out, self.later) = (ctx.out, ctx.later);
+        result
+    }
+
+    /// What a job acts with, and the jobs. What it orders goes back to [`Engine::out`] and [`Engine::later`].
+    fn split(&mut self) -> (Ctx<'_>, &mut BTreeMap<JobName, Job>) {
+        let ctx = Ctx {
             now: self.now,
             timeouts: self.timeouts,
             cluster: self.cluster,
             out: std::mem::take(&mut self.out),
             later: std::mem::take(&mut self.later),
         };
-        let result = act(job, &mut ctx);
-        (self.out, self.later) = (ctx.out, ctx.later);
-        Some(result)
+        (ctx, self.jobs)
     }
 
     fn on_each(&mut self, mut act: impl FnMut(&mut Job, &mut Ctx<'_>)) {
@@ -188,10 +193,8 @@ impl Engine<'_> {
                 self.on(&job, |job, ctx| job.step_committed(ctx, &worker, report));
             }
             Event::Progress { job, worker, epoch, step, ticks, activity } => {
-                let drain = self.on(&job, |job, ctx| {
-                    job.progress(ctx, &worker, (epoch, step), ticks, activity);
-                    job.take_drain()
-                });
+                let drain =
+                    self.on(&job, |job, ctx| job.progress(ctx, &worker, (epoch, step), ticks, activity));
                 // By the path of an operator's wish, who can undo it.
                 if let Some(gpu) = drain.flatten() {
                     self.stir(Stir::Cluster);
@@ -363,22 +366,12 @@ impl Engine<'_> {
     fn advance(&mut self) {
         let names: Vec<_> = self.jobs.keys().cloned().collect();
         for name in names {
-            let seeks = self.jobs.get(&name).is_some_and(|job| job.seeks_gpus(self.now));
-            let taken = if seeks { self.taken_by_others(&name) } else { BTreeSet::new() };
-            self.on(&name, |job, ctx| job.advance(ctx, &taken));
+            // Taken out, so that it can ask the others which GPUs they have.
+            let Some(mut job) = self.jobs.remove(&name) else { continue };
+            let (mut ctx, others) = self.split();
+            job.advance(&mut ctx, &|gpu| others.values().any(|other| other.has_gpu(gpu)));
+            (self.out, self.later) = (ctx.out, ctx.later);
+            self.jobs.insert(name, job);
         }
-    }
-
-    /// GPUs that are given to other jobs, or on which one of their workers may still run.
-    fn taken_by_others(&self, name: &JobName) -> BTreeSet<GpuId> {
-        let others = self.jobs.iter().filter(|(other, _)| *other != name);
-        others
-            .flat_map(|(_, job)| {
-                let ended = job.record.phase.ended();
-                let places = job.record.places.values().filter(move |_| !ended);
-                places.chain(job.workers.keys().map(|key| &key.gpu))
-            })
-            .cloned()
-            .collect()
     }
 }

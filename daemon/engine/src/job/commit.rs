@@ -20,24 +20,13 @@ pub(crate) struct CommittedStep {
 
 impl Job {
     pub(crate) fn ready(&mut self, key: &WorkerKey, epoch: Epoch, step: Step, digest: String) {
-        match &mut self.stage {
-            Stage::Preparing(preparing) if preparing.epoch == epoch => {
-                if preparing.members.contains(key) {
-                    preparing.ready.insert(key.clone(), (step, digest));
-                    self.observe_phase(key, WorkerPhase::Ready, epoch);
-                }
-            }
-            // Of an epoch that is over (ONE-EPOCH).
-            Stage::Preparing(_)
-            | Stage::Pending
-            | Stage::Starting { .. }
-            | Stage::Running { .. }
-            | Stage::Closing(_)
-            | Stage::Planning(_)
-            | Stage::Waiting { .. }
-            | Stage::Draining { .. }
-            | Stage::Ended
-            | Stage::Rebuilding { .. } => {}
+        // Of an epoch that is over, it says nothing any more (ONE-EPOCH).
+        if let Stage::Preparing(preparing) = &mut self.stage
+            && preparing.epoch == epoch
+            && preparing.members.contains(key)
+        {
+            preparing.ready.insert(key.clone(), (step, digest));
+            self.observe_phase(key, WorkerPhase::Ready, epoch);
         }
     }
 
@@ -61,7 +50,8 @@ impl Job {
             self.commit(ctx, &preparing);
         } else {
             let text = self.describe_disagreement(preparing);
-            self.disagreement(ctx, &text);
+            let first = preparing.members.first().cloned();
+            self.disagreement(ctx, first, &text);
         }
         true
     }
@@ -100,29 +90,11 @@ impl Job {
     }
 
     /// Once may be an accident of the transfer; twice is a wrong model, which is never trained on.
-    fn disagreement(&mut self, ctx: &mut Ctx<'_>, text: &str) {
+    fn disagreement(&mut self, ctx: &mut Ctx<'_>, first: Option<WorkerKey>, text: &str) {
         self.digest_strikes += 1;
-        if self.digest_strikes > 1 {
-            self.fail(ctx, text);
-        } else if let Some(first) = self.first_ready() {
-            self.suspect_plane(ctx, &first, None, text);
-        } else {
-            self.fail(ctx, text);
-        }
-    }
-
-    fn first_ready(&self) -> Option<WorkerKey> {
-        match &self.stage {
-            Stage::Preparing(preparing) => preparing.members.first().cloned(),
-            Stage::Pending
-            | Stage::Starting { .. }
-            | Stage::Running { .. }
-            | Stage::Closing(_)
-            | Stage::Planning(_)
-            | Stage::Waiting { .. }
-            | Stage::Draining { .. }
-            | Stage::Ended
-            | Stage::Rebuilding { .. } => None,
+        match first {
+            Some(first) if self.digest_strikes == 1 => self.suspect_plane(ctx, &first, None, text),
+            Some(_) | None => self.fail(ctx, text),
         }
     }
 
@@ -210,8 +182,9 @@ impl Job {
         }
     }
 
+    /// Only members commit: whoever is none speaks of an earlier layout, or of an earlier run under this name.
     pub(crate) fn step_committed(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, report: CommittedStep) {
-        if !self.plausible_step(report.step) {
+        if !self.plausible_step(report.step) || !self.is_member(key) {
             return;
         }
         let Some(mut worker) = self.workers.get_mut(key) else {
@@ -220,7 +193,7 @@ impl Job {
         worker.last_progress = ctx.now;
         drop(worker);
         if !report.rolled_forward {
-            self.observe_step(report.epoch, report.step, report.step_ms);
+            self.observe_step(ctx, report.epoch, report.step, report.step_ms);
         }
         if report.step >= self.committed {
             self.vote = Some(report.vote);
@@ -231,22 +204,12 @@ impl Job {
                 ctx.notify(&self.record.name, notice);
             }
         }
-        match &self.stage {
-            Stage::Running { resume_step }
-                if report.epoch == self.epoch() && report.step > *resume_step && !report.rolled_forward =>
-            {
-                self.recovered(ctx);
-            }
-            Stage::Running { .. }
-            | Stage::Pending
-            | Stage::Starting { .. }
-            | Stage::Closing(_)
-            | Stage::Planning(_)
-            | Stage::Preparing(_)
-            | Stage::Waiting { .. }
-            | Stage::Draining { .. }
-            | Stage::Ended
-            | Stage::Rebuilding { .. } => {}
+        if let Stage::Running { resume_step } = &self.stage
+            && report.epoch == self.epoch()
+            && report.step > *resume_step
+            && !report.rolled_forward
+        {
+            self.recovered(ctx);
         }
     }
 }

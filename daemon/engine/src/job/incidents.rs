@@ -127,7 +127,8 @@ impl Job {
                 let heavier = weight(sighting.kind) > weight(open.incident.kind);
                 // Agents tell of the same loss again only when they know more.
                 let same = sighting.kind == open.incident.kind;
-                if open.worker.is_none() || heavier || same {
+                let suspicion = open.worker.is_none() && open.incident.gpu.is_none();
+                if suspicion || heavier || same {
                     open.incident.kind = sighting.kind;
                     open.incident.signal = sighting.signal;
                     open.incident.advice = advice(ctx, sighting.kind, Some(&worker.gpu));
@@ -185,8 +186,7 @@ impl Job {
         let node = self.node_of(ctx, worker);
         let incident = self.new_incident(ctx, Some(worker), node, sighting);
         let id = incident.id;
-        self.persist(ctx);
-        self.end_incident(ctx, incident);
+        self.end_incident(ctx, Incident { told: true, ..incident });
         id
     }
 
@@ -234,6 +234,7 @@ impl Job {
             degrees_before: layout.map(|layout| layout.degrees()).unwrap_or_default(),
             degrees_after: Vec::new(),
             advice: advice(ctx, sighting.kind, worker.map(|worker| &worker.gpu)),
+            told: false,
         }
     }
 

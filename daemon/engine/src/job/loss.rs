@@ -2,7 +2,7 @@
 
 use super::incidents::{Open, Sighting};
 use super::worker::Fate;
-use super::{Job, Loss, Stage};
+use super::{Closing, Job, Loss, Stage};
 use crate::state::Ctx;
 use crate::{ExitStatus, IncidentKind, Phase, Time, Timeouts, WorkerState};
 use reknit_layout::{Epoch, GpuId, NodeName, WorkerKey};
@@ -123,20 +123,10 @@ impl Job {
         peer: Option<&WorkerKey>,
         reason: &str,
     ) {
-        let running = match &self.stage {
-            Stage::Running { .. } => true,
-            Stage::Closing(closing) => closing.paused,
-            // While rebuilding, the Quiesced that follows counts: it says what is held.
-            Stage::Rebuilding { .. }
-            | Stage::Pending
-            | Stage::Starting { .. }
-            | Stage::Planning(_)
-            | Stage::Preparing(_)
-            | Stage::Waiting { .. }
-            | Stage::Draining { .. }
-            | Stage::Ended => false,
-        };
-        if running && epoch == self.epoch() && self.is_member(key) {
+        // While rebuilding, the Quiesced that follows counts: it says what is held.
+        let paused = matches!(&self.stage, Stage::Closing(Closing { paused: true, .. }));
+        let member = epoch == self.epoch() && self.is_member(key);
+        if self.trains_under(epoch, key) || (paused && member) {
             self.suspect_plane(ctx, key, peer, reason);
         }
     }
@@ -160,21 +150,9 @@ impl Job {
     }
 
     pub(crate) fn quiesced(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, state: WorkerState) {
-        match &self.stage {
-            // It stopped by itself and its report of the failure did not arrive.
-            Stage::Running { .. } if self.is_member(key) && state.epoch == self.epoch() => {
-                self.suspect_plane(ctx, key, None, "it stopped by itself");
-            }
-            Stage::Running { .. }
-            | Stage::Closing(_)
-            | Stage::Rebuilding { .. }
-            | Stage::Pending
-            | Stage::Starting { .. }
-            | Stage::Planning(_)
-            | Stage::Preparing(_)
-            | Stage::Waiting { .. }
-            | Stage::Draining { .. }
-            | Stage::Ended => {}
+        if self.trains_under(state.epoch, key) {
+            // Its report of the failure did not arrive.
+            self.suspect_plane(ctx, key, None, "it stopped by itself");
         }
         self.learn_committed(key, &state);
         let member = self.is_member(key);
@@ -225,26 +203,15 @@ impl Job {
         peer: Option<&WorkerKey>,
         reason: &str,
     ) {
-        let (current, involved) = match &self.stage {
-            Stage::Preparing(preparing) => {
-                (preparing.epoch == epoch, peer.is_some_and(|peer| preparing.involves(peer)))
-            }
-            Stage::Pending
-            | Stage::Starting { .. }
-            | Stage::Running { .. }
-            | Stage::Closing(_)
-            | Stage::Planning(_)
-            | Stage::Waiting { .. }
-            | Stage::Draining { .. }
-            | Stage::Ended
-            | Stage::Rebuilding { .. } => (false, false),
+        let Stage::Preparing(preparing) = &self.stage else {
+            return;
         };
-        if !current {
+        if preparing.epoch != epoch {
             return;
         }
+        let blamed = peer.filter(|peer| preparing.involves(peer)).unwrap_or(key);
         self.suspect_plane(ctx, key, peer, reason);
-        let blamed = if involved { peer.unwrap_or(key) } else { key };
-        self.strike(ctx, &blamed.clone());
+        self.strike(ctx, blamed);
     }
 
     /// The driver lost the GPU, or the agent says so: its worker is killed at once, its shards count as lost.

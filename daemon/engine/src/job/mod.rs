@@ -13,6 +13,7 @@
 //! nothing, since a step's vote needs every member of its epoch (ONE-EPOCH).
 
 pub(crate) mod commit;
+pub(crate) mod dismissal;
 pub(crate) mod ending;
 pub(crate) mod incidents;
 pub(crate) mod ledger;
@@ -36,7 +37,7 @@ use pace::Pace;
 use reknit_layout::{Epoch, GpuId, Incarnation, JobSpec, Layout, Place, Plan, Step, WorkerKey};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use worker::{Fate, Worker};
+use worker::Worker;
 use workers::Workers;
 
 #[derive(Debug, Clone)]
@@ -180,8 +181,8 @@ impl Job {
         }
     }
 
-    /// Does what follows from what is known now. `taken`: GPUs of other jobs.
-    pub(crate) fn advance(&mut self, ctx: &mut Ctx<'_>, taken: &BTreeSet<GpuId>) {
+    /// Does what follows from what is known now. `taken`: whether another job has the GPU.
+    pub(crate) fn advance(&mut self, ctx: &mut Ctx<'_>, taken: &dyn Fn(&GpuId) -> bool) {
         self.expire_workers(ctx);
         loop {
             let moved = match &self.stage {
@@ -220,21 +221,19 @@ impl Job {
         }
     }
 
-    /// Whether it may take GPUs that no job has.
-    pub(crate) fn seeks_gpus(&self, now: Time) -> bool {
-        match &self.stage {
-            Stage::Pending | Stage::Rebuilding { .. } => true,
-            Stage::Starting { .. }
-            | Stage::Running { .. }
-            | Stage::Waiting { .. }
-            | Stage::Closing(_)
-            | Stage::Planning(_)
-            | Stage::Preparing(_) => {
-                let due = self.spares_due || self.workers.next_deadline().is_some_and(|at| at <= now);
-                due && self.spec.recovery.spares > 0
-            }
-            Stage::Draining { .. } | Stage::Ended => false,
-        }
+    /// No other job may have the GPU: it has a place here, or a worker of this job may still run on it.
+    pub(crate) fn has_gpu(&self, gpu: &GpuId) -> bool {
+        let seated = !self.record.phase.ended() && self.workers.seat_of(gpu).is_some();
+        seated || self.worker_on(gpu).is_some()
+    }
+
+    pub(crate) fn running(&self) -> bool {
+        matches!(&self.stage, Stage::Running { .. })
+    }
+
+    /// What a member says of the epoch that is trained under.
+    pub(crate) fn trains_under(&self, epoch: Epoch, worker: &WorkerKey) -> bool {
+        self.running() && epoch == self.epoch() && self.is_member(worker)
     }
 
     pub(crate) fn next_deadline(&self, cluster: &Cluster, timeouts: &Timeouts) -> Option<Time> {
@@ -362,48 +361,6 @@ impl Job {
             state: state.to_owned(),
         };
         ctx.notify(&self.record.name, notice);
-    }
-
-    /// Kills the worker through its agent; `WorkerExited` or the fence deadline ends it.
-    pub(crate) fn fence(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey) {
-        let deadline = ctx.now.after(ctx.timeouts.fence());
-        let Some(mut worker) = self.workers.get_mut(key) else {
-            return;
-        };
-        match worker.fate {
-            Fate::Fencing { .. } => return,
-            Fate::Alive | Fate::Stopping { .. } => worker.fate = Fate::Fencing { deadline },
-        }
-        ctx.out.push(Command::Fence {
-            node: worker.node.clone(),
-            job: self.record.name.clone(),
-            worker: key.clone(),
-            epoch: self.record.last_epoch,
-        });
-    }
-
-    /// Asks the worker to leave; one that cannot hear it is killed.
-    pub(crate) fn stop_worker(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, reason: &str) {
-        let deadline = ctx.now.after(ctx.timeouts.stop());
-        let Some(mut worker) = self.workers.get_mut(key) else {
-            return;
-        };
-        match worker.fate {
-            Fate::Fencing { .. } | Fate::Stopping { .. } => {}
-            Fate::Alive if worker.session => {
-                worker.fate = Fate::Stopping { deadline };
-                ctx.out.push(Command::Stop {
-                    job: self.record.name.clone(),
-                    worker: key.clone(),
-                    epoch: self.record.last_epoch,
-                    reason: reason.to_owned(),
-                });
-            }
-            Fate::Alive => {
-                drop(worker);
-                self.fence(ctx, key);
-            }
-        }
     }
 }
 

@@ -3,10 +3,11 @@
 pub(crate) mod hang;
 pub(crate) mod straggler;
 
+use super::Job;
 use super::incidents::Sighting;
-use super::{Job, Stage};
+use crate::cluster::Cluster;
 use crate::state::Ctx;
-use crate::{Activity, IncidentKind, StepPart, Time};
+use crate::{Activity, Incident, IncidentKind, StepPart, Time};
 use hang::{Evidence, Limits, Member};
 use reknit_layout::job::Reaction;
 use reknit_layout::{Epoch, GpuId, Place, Step, WorkerKey};
@@ -38,12 +39,10 @@ pub(crate) struct Pace {
     /// What is told and not over, with its incident.
     hung: BTreeMap<WorkerKey, u64>,
     slow: BTreeMap<WorkerKey, u64>,
-    /// A straggler that shall be drained.
-    drain: Option<GpuId>,
 }
 
 impl Job {
-    /// A member reports. It has moved only if its ticks have.
+    /// A member reports. It has moved only if its ticks have. Returns a straggler's GPU that policy takes out.
     pub(crate) fn progress(
         &mut self,
         ctx: &mut Ctx<'_>,
@@ -51,10 +50,8 @@ impl Job {
         (epoch, step): (Epoch, Step),
         ticks: u64,
         activity: Activity,
-    ) {
-        let Some(mut worker) = self.workers.get_mut(key) else {
-            return;
-        };
+    ) -> Option<GpuId> {
+        let mut worker = self.workers.get_mut(key)?;
         let moved = worker.ticks != ticks;
         if moved {
             worker.ticks = ticks;
@@ -65,36 +62,27 @@ impl Job {
         worker.heard = ctx.now;
         worker.activity = activity;
         drop(worker);
-        match &self.stage {
-            Stage::Running { .. } if epoch == self.epoch() && self.is_member(key) => {}
-            Stage::Running { .. }
-            | Stage::Pending
-            | Stage::Starting { .. }
-            | Stage::Closing(_)
-            | Stage::Planning(_)
-            | Stage::Preparing(_)
-            | Stage::Waiting { .. }
-            | Stage::Draining { .. }
-            | Stage::Ended
-            | Stage::Rebuilding { .. } => return,
+        if !self.trains_under(epoch, key) {
+            return None;
         }
-        self.measure_epoch();
+        self.measure_epoch(ctx);
         if moved && let Some(id) = self.pace.hung.remove(key) {
             self.tell_over(ctx, id);
         }
         self.pace.tracks.entry(key.clone()).or_default().sample(step, computed);
-        self.judge_pace(ctx);
+        let drain = self.judge_pace(ctx);
         if let Some(limit) = self.hang_after(ctx).filter(|limit| waited >= *limit) {
             self.judge_hangs(ctx, limit);
         }
+        drain
     }
 
     /// A step was committed in this time.
-    pub(crate) fn observe_step(&mut self, epoch: Epoch, step: Step, step_ms: u32) {
+    pub(crate) fn observe_step(&mut self, ctx: &mut Ctx<'_>, epoch: Epoch, step: Step, step_ms: u32) {
         if epoch != self.epoch() {
             return;
         }
-        self.measure_epoch();
+        self.measure_epoch(ctx);
         if step <= self.pace.newest {
             return;
         }
@@ -107,13 +95,27 @@ impl Job {
         }
     }
 
-    /// The straggler that policy takes out, once.
-    pub(crate) fn take_drain(&mut self) -> Option<GpuId> {
-        self.pace.drain.take()
+    /// What an earlier daemon told of a member and did not see end. A straggler is told of anew by what is measured now.
+    pub(crate) fn still_told(&mut self, incident: &Incident) {
+        let member = incident.gpu.as_ref().and_then(|gpu| self.member_on(gpu));
+        let Some(worker) = member.map(|(worker, _)| worker.clone()) else {
+            return;
+        };
+        match incident.kind {
+            IncidentKind::Frozen => self.pace.hung.insert(worker, incident.id),
+            IncidentKind::Slow => self.pace.slow.insert(worker, incident.id),
+            IncidentKind::WorkerKilled
+            | IncidentKind::WorkerExited
+            | IncidentKind::GpuLost
+            | IncidentKind::PlaneFailed
+            | IncidentKind::NodeLost
+            | IncidentKind::Planned => None,
+        };
     }
 
-    /// Begins anew when the layout has changed: shares are others, and the first step takes longer.
-    fn measure_epoch(&mut self) {
+    /// Begins anew when the layout has changed: shares are others, and the first step takes longer. Whoever hung has
+    /// taken part in the change or is gone.
+    fn measure_epoch(&mut self, ctx: &mut Ctx<'_>) {
         let epoch = self.epoch();
         if self.pace.epoch == epoch {
             return;
@@ -127,8 +129,13 @@ impl Job {
         for track in self.pace.tracks.values_mut() {
             track.begin();
         }
-        self.pace.hung.clear();
-        self.pace.slow.retain(|key, _| members.contains_key(key));
+        let slow = std::mem::take(&mut self.pace.slow);
+        let (slow, left): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            slow.into_iter().partition(|(key, _)| members.contains_key(key));
+        self.pace.slow = slow;
+        for id in left.into_values().chain(std::mem::take(&mut self.pace.hung).into_values()) {
+            self.tell_over(ctx, id);
+        }
     }
 
     /// Of each member: the parameters that it computes with, times the samples of its replica.
@@ -237,14 +244,12 @@ impl Job {
     }
 
     /// Compares everyone's computing with that of the others of the stage, by the work that each has.
-    fn judge_pace(&mut self, ctx: &mut Ctx<'_>) {
+    fn judge_pace(&mut self, ctx: &mut Ctx<'_>) -> Option<GpuId> {
         if ctx.now < self.pace.pace_judged.after(LOOK) {
-            return;
+            return None;
         }
         self.pace.pace_judged = ctx.now;
-        let Some(step_us) = median(self.pace.step_ms.iter().copied()).map(|ms| ms * 1e3) else {
-            return;
-        };
+        let step_us = median(self.pace.step_ms.iter().copied())? * 1e3;
         let mut rates: Vec<(Place, &WorkerKey, f64, f64)> = Vec::new();
         for (key, track) in &self.pace.tracks {
             let found = (self.members.get(key), self.pace.work.get(key), track.typical());
@@ -287,6 +292,22 @@ impl Job {
                 }
             }
         }
+        self.straggler_to_drain(ctx.cluster)
+    }
+
+    /// The first straggler without whom, and without those that are being drained already, somebody still trains.
+    fn straggler_to_drain(&self, cluster: &Cluster) -> Option<GpuId> {
+        match self.spec.recovery.on_straggler {
+            Reaction::Report => return None,
+            Reaction::Act => {}
+        }
+        let mut slow =
+            self.pace.slow.keys().map(|key| &key.gpu).filter(|gpu| !cluster.drained.contains(*gpu));
+        slow.find(|gpu| {
+            let stays = |(key, _): &(&WorkerKey, &Place)| cluster.may_train(&key.gpu) && key.gpu != **gpu;
+            self.viable(self.members.iter().filter(stays).map(|(_, place)| place))
+        })
+        .cloned()
     }
 
     fn name_straggler(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, factor: f64, typical: f64) {
@@ -297,15 +318,8 @@ impl Job {
         );
         let sighting = Sighting { kind: IncidentKind::Slow, signal, reporter: "reknitd".to_owned() };
         let id = self.tell(ctx, key, sighting);
-        self.pace.slow.insert(key.clone(), id);
-        match self.spec.recovery.on_straggler {
-            Reaction::Report => {}
-            Reaction::Act => {
-                let rest = self.members.iter().filter(|(member, _)| *member != key).map(|(_, place)| place);
-                if self.viable(rest) {
-                    self.pace.drain = Some(key.gpu.clone());
-                }
-            }
+        if let Some(before) = self.pace.slow.insert(key.clone(), id) {
+            self.tell_over(ctx, before);
         }
     }
 }

@@ -37,9 +37,15 @@ impl Job {
             }
         };
         for incident in incidents {
-            if incident.recovered.is_none() && !phase.ended() {
+            // Not every incident is stored with its record.
+            job.record.last_incident = job.record.last_incident.max(incident.id);
+            let lasts = incident.recovered.is_none() && !phase.ended();
+            if lasts && !incident.told {
                 job.incidents.open.push(Open { incident, worker: None });
             } else {
+                if lasts {
+                    job.still_told(&incident);
+                }
                 job.incidents.end(incident);
             }
         }
@@ -65,21 +71,12 @@ impl Job {
     /// A GPU that must be heard of and was not. Looked for from the last one that was found on, so that hearing many
     /// thousands does not mean to ask for all of them as often.
     fn unheard(&self, ctx: &Ctx<'_>) -> Option<GpuId> {
-        let last = match &self.stage {
-            Stage::Rebuilding { unheard, .. } => unheard.clone(),
-            Stage::Pending
-            | Stage::Starting { .. }
-            | Stage::Running { .. }
-            | Stage::Closing(_)
-            | Stage::Planning(_)
-            | Stage::Preparing(_)
-            | Stage::Waiting { .. }
-            | Stage::Draining { .. }
-            | Stage::Ended => None,
+        let Stage::Rebuilding { unheard: last, .. } = &self.stage else {
+            return None;
         };
         let first_from =
             |first: &GpuId| self.expected_from(first).find(|gpu| !self.heard_of(ctx, gpu)).cloned();
-        let later = last.and_then(|last| first_from(&last));
+        let later = last.as_ref().and_then(first_from);
         later.or_else(|| first_from(&GpuId::from("")))
     }
 

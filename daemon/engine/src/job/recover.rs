@@ -263,20 +263,14 @@ impl Job {
     }
 
     pub(crate) fn on_planned(&mut self, ctx: &mut Ctx<'_>, epoch: Epoch, result: Result<Plan, PlanError>) {
-        let planning = match &self.stage {
-            Stage::Planning(planning) if planning.epoch == epoch => planning.clone(),
-            // The answer to a question that is no longer asked.
-            Stage::Planning(_)
-            | Stage::Pending
-            | Stage::Starting { .. }
-            | Stage::Running { .. }
-            | Stage::Closing(_)
-            | Stage::Preparing(_)
-            | Stage::Waiting { .. }
-            | Stage::Draining { .. }
-            | Stage::Ended
-            | Stage::Rebuilding { .. } => return,
+        // Otherwise it answers a question that is no longer asked.
+        let Stage::Planning(planning) = &self.stage else {
+            return;
         };
+        if planning.epoch != epoch {
+            return;
+        }
+        let planning = planning.clone();
         self.stamp(ctx.now, |incident| &mut incident.planned);
         match result {
             Ok(plan) => self.prepare(ctx, planning, plan),
@@ -292,8 +286,9 @@ impl Job {
         });
         let explanation = match error {
             PlanError::Unrecoverable(_) => format!(
-                "{error} at step {}: stop the job and submit it again from its beginning, or from a checkpoint \
-                 once there is one; returning GPUs come back empty{last}",
+                "{error} at step {}: it goes on only if a worker that holds them is heard again; otherwise stop the job \
+                 and submit it again from its beginning, or from a checkpoint once there is one; restarted workers \
+                 come back empty{last}",
                 planning.resume_step
             ),
             PlanError::Draft(DraftError::TooFew { .. }) => {

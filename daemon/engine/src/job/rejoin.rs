@@ -1,6 +1,6 @@
 //! Planned changes of a running job: GPUs that come back, GPUs that leave.
 
-use super::{Job, Stage};
+use super::Job;
 use crate::state::Ctx;
 use reknit_layout::{GpuId, Place, WorkerKey};
 use std::collections::BTreeMap;
@@ -14,20 +14,8 @@ impl Job {
     /// Whether it trains undisturbed. One change at a time: the next waits for the first step after the one before, so
     /// that each has its own record.
     pub(crate) fn may_change(&self) -> bool {
-        let running = match &self.stage {
-            Stage::Running { .. } => true,
-            Stage::Pending
-            | Stage::Starting { .. }
-            | Stage::Closing(_)
-            | Stage::Planning(_)
-            | Stage::Preparing(_)
-            | Stage::Waiting { .. }
-            | Stage::Draining { .. }
-            | Stage::Ended
-            | Stage::Rebuilding { .. } => false,
-        };
         let finishing = self.workers.completed() > 0;
-        running && !finishing && self.incidents.open.is_empty()
+        self.running() && !finishing && self.incidents.open.is_empty()
     }
 
     /// A new layout of the same members: for shares that no longer fit after many changes.

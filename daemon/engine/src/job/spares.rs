@@ -12,8 +12,8 @@ use reknit_layout::{GpuId, Place, Topology};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Job {
-    /// Seats free GPUs at the places whose GPU is gone, as many as `recovery.spares` allows. `taken`: GPUs of other jobs.
-    pub(crate) fn take_spares(&mut self, ctx: &mut Ctx<'_>, taken: &BTreeSet<GpuId>) {
+    /// Seats free GPUs at the places whose GPU is gone, as many as `recovery.spares` allows. `taken`: whether another job has the GPU.
+    pub(crate) fn take_spares(&mut self, ctx: &mut Ctx<'_>, taken: &dyn Fn(&GpuId) -> bool) {
         if !self.takes_newcomers() {
             return;
         }
@@ -28,9 +28,8 @@ impl Job {
         if gone.is_empty() {
             return;
         }
-        let seated: BTreeSet<&GpuId> = self.record.places.values().collect();
         let free = |gpu: &GpuId| {
-            ctx.cluster.may_start(gpu).is_some() && !taken.contains(gpu) && !seated.contains(gpu)
+            ctx.cluster.may_start(gpu).is_some() && !taken(gpu) && self.workers.seat_of(gpu).is_none()
         };
         let offer = self.offer(&ctx.cluster.topology(), &gone, free);
         if offer.is_empty() {
@@ -77,25 +76,20 @@ impl Job {
         }
         let mut used = BTreeSet::new();
         for ((replica, stage), lost) in groups {
-            let members = self.record.places.iter();
-            let members: Vec<_> =
-                members.filter(|(place, _)| (place.replica, place.stage) == (replica, stage)).collect();
-            let whole = lost.len() == members.len();
-            let living = members.iter().filter(|(place, _)| whole || !gone.contains(*place));
-            let home = living.filter_map(|(_, gpu)| topology.domain_of(gpu)).next();
+            let [first, last] =
+                [0, u32::MAX].map(|slot| Place { replica, stage, slot: reknit_layout::Slot(slot) });
+            let members = self.record.places.range(first..=last);
+            let whole = lost.len() == members.clone().count();
+            let mut living = members.filter(|(place, _)| whole || !gone.contains(*place));
+            let home = living.find_map(|(_, gpu)| topology.domain_of(gpu));
             let others = (0..topology.domains().len()).filter(|domain| whole && Some(*domain) != home);
-            for domain in home.into_iter().chain(others) {
+            // At home every place that is filled is a gain; a whole group moves as one.
+            let least = home.into_iter().map(|home| (home, 1)).chain(others.map(|other| (other, lost.len())));
+            for (domain, least) in least {
                 let gpus = topology.domains()[domain].gpus();
                 let free: Vec<&GpuId> = gpus.filter(|gpu| free(gpu) && !used.contains(*gpu)).collect();
-                // A whole group moves as one; elsewhere every place that is filled is a gain.
-                if Some(domain) != home && free.len() < lost.len() {
-                    continue;
-                }
                 let seats = self.fill(&lost, &free, left);
-                if Some(domain) != home && seats.len() < lost.len() {
-                    continue;
-                }
-                if !seats.is_empty() {
+                if seats.len() >= least {
                     left -= seats.keys().filter(|place| self.costs_a_spare(**place)).count();
                     used.extend(seats.values().cloned());
                     offer.extend(seats);

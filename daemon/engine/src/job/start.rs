@@ -6,7 +6,7 @@ use crate::cluster::Cluster;
 use crate::state::Ctx;
 use crate::{Command, Phase, Time, Timeouts};
 use reknit_layout::{GpuId, NodeName, Place, WorkerKey};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Gives every nominal place a GPU: each group inside one domain, domains as described, then other nodes in name
 /// order, GPUs by index.
@@ -16,14 +16,14 @@ use std::collections::{BTreeMap, BTreeSet};
 fn nominal_places(
     job: &Job,
     cluster: &Cluster,
-    taken: &BTreeSet<GpuId>,
+    taken: &dyn Fn(&GpuId) -> bool,
 ) -> Result<BTreeMap<Place, GpuId>, String> {
     let parallel = &job.spec.parallel;
     let tensor = parallel.tensor as usize;
     let mut groups: Vec<Vec<GpuId>> = Vec::new();
     let mut free = 0;
     for domain in cluster.topology().domains() {
-        let well = domain.gpus().filter(|gpu| cluster.may_start(gpu).is_some() && !taken.contains(*gpu));
+        let well = domain.gpus().filter(|gpu| cluster.may_start(gpu).is_some() && !taken(gpu));
         let gpus: Vec<GpuId> = well.cloned().collect();
         free += gpus.len();
         groups.extend(gpus.chunks_exact(tensor.max(1)).map(<[GpuId]>::to_vec));
@@ -48,7 +48,7 @@ fn nominal_places(
 }
 
 impl Job {
-    pub(crate) fn assign_places(&mut self, ctx: &mut Ctx<'_>, taken: &BTreeSet<GpuId>) -> bool {
+    pub(crate) fn assign_places(&mut self, ctx: &mut Ctx<'_>, taken: &dyn Fn(&GpuId) -> bool) -> bool {
         match nominal_places(self, ctx.cluster, taken) {
             Ok(places) => {
                 self.workers.seat(&places);
