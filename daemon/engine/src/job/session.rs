@@ -18,13 +18,19 @@ impl Job {
     }
 
     /// A member trains on without a session. A newcomer must be back in time to be of use.
-    pub(crate) fn disconnected(&mut self, ctx: &Ctx<'_>, key: &WorkerKey) {
+    pub(crate) fn disconnected(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey) {
         let member = self.is_member(key);
-        if let Some(mut worker) = self.workers.get_mut(key) {
-            worker.session = false;
-            if !member {
-                worker.joined_by = Some(ctx.now.after(ctx.timeouts.start()));
-            }
+        let Some(mut worker) = self.workers.get_mut(key) else {
+            return;
+        };
+        worker.session = false;
+        if !member {
+            worker.joined_by = Some(ctx.now.after(ctx.timeouts.start()));
+        }
+        let ended = worker.unlisted.then(|| worker.node.clone());
+        drop(worker);
+        if let Some(node) = ended {
+            self.had_ended(ctx, &node, key);
         }
     }
 
@@ -75,6 +81,7 @@ impl Job {
         worker.endpoint = Some(endpoint);
         worker.pid = pid;
         worker.session = true;
+        worker.unlisted = false;
         worker.joined_by = None;
         worker.last_progress = ctx.now;
         if member {
@@ -97,7 +104,8 @@ impl Job {
         true
     }
 
-    /// Its agent's list of running workers: who is not on it and does not speak for itself has ended meanwhile.
+    /// Its agent's list of running workers: who is not on it has ended meanwhile, at the latest when its
+    /// session ends.
     pub(crate) fn agent_listed(
         &mut self,
         ctx: &mut Ctx<'_>,
@@ -109,20 +117,27 @@ impl Job {
         let (there, away): (Vec<_>, Vec<_>) = self.workers.on_node(node).partition(|(key, _)| runs(key));
         let again: Vec<_> =
             there.into_iter().filter(|(_, worker)| worker.fencing()).map(|(key, _)| key.clone()).collect();
-        let ended: Vec<_> =
-            away.into_iter().filter(|(_, worker)| !worker.session).map(|(key, _)| key.clone()).collect();
+        let away: Vec<_> = away.into_iter().map(|(key, worker)| (key.clone(), worker.session)).collect();
         for worker in again {
             let (node, job, epoch) = (node.clone(), self.record.name.clone(), self.record.last_epoch);
             ctx.out.push(Command::Fence { node, job, worker, epoch });
         }
-        for key in ended {
-            let sighting = Sighting {
-                kind: IncidentKind::WorkerExited,
-                signal: "had ended when its agent came back".to_owned(),
-                reporter: format!("agent of {node}"),
-            };
-            self.gone(ctx, &key, sighting);
+        for (key, session) in away {
+            if !session {
+                self.had_ended(ctx, node, &key);
+            } else if let Some(mut worker) = self.workers.get_mut(&key) {
+                worker.unlisted = true;
+            }
         }
+    }
+
+    fn had_ended(&mut self, ctx: &mut Ctx<'_>, node: &NodeName, key: &WorkerKey) {
+        let sighting = Sighting {
+            kind: IncidentKind::WorkerExited,
+            signal: "had ended when its agent came back".to_owned(),
+            reporter: format!("agent of {node}"),
+        };
+        self.gone(ctx, key, sighting);
     }
 
     /// It was told to leave, or is being killed, and speaks again.

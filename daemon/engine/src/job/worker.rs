@@ -10,6 +10,8 @@ pub(crate) struct Worker {
     pub(crate) pid: u32,
     pub(crate) fate: Fate,
     pub(crate) session: bool,
+    /// Its agent, which came back, does not have it: it has ended, and its session is only not known to have.
+    pub(crate) unlisted: bool,
     /// Until when it must open a session, its first one or, while it is no member, the next; `None` once it did.
     pub(crate) joined_by: Option<Time>,
     pub(crate) endpoint: Option<Endpoint>,
@@ -55,6 +57,7 @@ impl Worker {
             pid: 0,
             fate: Fate::Alive,
             session: false,
+            unlisted: false,
             joined_by: None,
             endpoint: None,
             member_since: None,
