@@ -37,6 +37,11 @@ impl Job {
         }
         for (place, spare) in offer {
             let Some(before) = self.record.places.insert(place, spare.clone()) else { continue };
+            // A newcomer on the old GPU; a member leaves at a step boundary.
+            let newcomer = self.worker_on(&before).map(|(key, _)| key.clone());
+            if let Some(key) = newcomer.filter(|key| !self.is_member(key)) {
+                self.stop_worker(ctx, &key, "a spare has its place");
+            }
             ctx.later.push(Command::Announce(format!(
                 "job {}: spare GPU {spare} takes place {place}, where GPU {before} is gone",
                 self.record.name
