@@ -45,8 +45,14 @@ impl Job {
         if epoch != self.epoch() || step.0 < self.spec.run.steps {
             return;
         }
+        let vote = self.vote.filter(|_| step == self.committed);
         if let Some(mut worker) = self.workers.get_mut(key) {
             worker.completed = Some(Completed { digest: Some(digest) });
+            // Should the job have to recover once more, this is what it holds.
+            if let Some(state) = worker.state.as_mut().filter(|state| state.epoch == epoch) {
+                (state.holding.step, state.prepared, state.attempted) = (step, step, step);
+                state.vote = vote;
+            }
         }
         self.observe_phase(key, WorkerPhase::Completed, epoch);
     }
