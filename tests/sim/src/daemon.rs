@@ -1,7 +1,7 @@
 //! A daemon: the shell around the real engine, its leadership, and what it does with the store.
 
 use crate::Sabotage;
-use crate::cluster::{TIMEOUTS, gpu_name, job_name, spec};
+use crate::cluster::{TIMEOUTS, node_name};
 use crate::invariants::Fact;
 use crate::net::{MS, Peer};
 use crate::store::{TTL, Write};
@@ -19,8 +19,8 @@ pub(crate) struct Daemon {
     pub(crate) boot: u64,
     pub(crate) frozen_until: Time,
     /// Its clock against true time: ahead by so much, and fast by so many millionths.
-    ahead: u64,
-    fast: u64,
+    pub(crate) ahead: u64,
+    pub(crate) fast: u64,
     pub(crate) leading: Option<Leading>,
     /// What shall happen in the middle of its next orders.
     pub(crate) interrupt: Option<Interrupt>,
@@ -40,13 +40,15 @@ pub(crate) struct Leading {
     /// Until when it knows that it leads.
     pub(crate) lease: Time,
     pub(crate) sessions: BTreeMap<Peer, u64>,
-    inbox: VecDeque<Input>,
-    hand: VecDeque<Command>,
+    /// The process of each peer that was heard last, and its latest connection.
+    latest: BTreeMap<Peer, (u64, u64)>,
+    pub(crate) inbox: VecDeque<Input>,
+    pub(crate) hand: VecDeque<Command>,
     writing: Option<u64>,
 }
 
 #[derive(Debug, Clone)]
-enum Input {
+pub(crate) enum Input {
     Said {
         peer: Peer,
         session: u64,
@@ -57,11 +59,12 @@ enum Input {
     Wish(Wish),
 }
 
+/// Jobs and GPUs by number.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Wish {
-    Submit,
-    Stop,
-    Rebalance,
+    Submit(usize),
+    Stop(usize),
+    Rebalance(usize),
     Drain(usize),
     Restore(usize),
 }
@@ -72,7 +75,10 @@ impl World {
     }
 
     pub(crate) fn daemon_boots(&mut self, daemon: usize) {
-        let (ahead, fast) = (self.random.below(20_000 * MS), self.random.below(400));
+        let (ahead, fast) = match self.quiet {
+            true => (0, 0),
+            false => (self.random.below(20_000 * MS), self.random.below(400)),
+        };
         let found = &mut self.daemons[daemon];
         if found.up {
             return;
@@ -106,19 +112,25 @@ impl World {
     pub(crate) fn starts_leading(&mut self, daemon: usize, term: u64, sent: Time) {
         let jobs = self.store.jobs.values().cloned().collect();
         let incidents = self.store.incidents.values().cloned().collect();
-        self.statistics.takeovers += u64::from(term > 1);
+        if term > 1 {
+            self.statistics.did("a take-over");
+        }
         self.log(|| format!("daemon {daemon} leads, term {term}"));
         self.daemons[daemon].leading = Some(Leading {
             term,
-            state: State::new(TIMEOUTS),
+            state: State::new(TIMEOUTS).with_topology(self.cluster.topology.clone()),
             lease: lease_from(sent),
             sessions: BTreeMap::new(),
+            latest: BTreeMap::new(),
             inbox: VecDeque::from([Input::Told(Event::Started { jobs, incidents })]),
             hand: VecDeque::new(),
             writing: None,
         });
         self.facts.push(Fact::Leads { term });
-        self.at(0, What::KeepsLease { daemon, term });
+        // A story's daemon leads for ever.
+        if !self.quiet {
+            self.at(0, What::KeepsLease { daemon, term });
+        }
         self.pump(daemon);
     }
 
@@ -160,6 +172,21 @@ impl World {
             return;
         };
         if hello && session.term.is_none() {
+            let (instance, connection) = (session.instance, session.connection);
+            let known = leading.latest.get(&peer).copied();
+            let late = known.is_some_and(|(of, latest)| of == instance && latest > connection);
+            let other = known.is_some_and(|(of, _)| of != instance) && leading.sessions.contains_key(&peer);
+            if late {
+                self.statistics.did("a late hello of a dead connection was refused");
+            }
+            if other {
+                self.statistics.did("a second agent of a node was refused");
+            }
+            if other || late {
+                self.server_leaves(id);
+                return;
+            }
+            leading.latest.insert(peer.clone(), (instance, connection));
             session.term = Some(leading.term);
             session.server_open = true;
             // A newer session replaces an older one without a word to the engine.
@@ -181,8 +208,8 @@ impl World {
             return;
         }
         let event = match peer {
-            Peer::Agent(node) => Event::AgentDisconnected { node: crate::cluster::node_name(*node) },
-            Peer::Worker(worker) => Event::WorkerDisconnected { job: job_name(), worker: worker.clone() },
+            Peer::Agent(node) => Event::AgentDisconnected { node: node_name(*node) },
+            Peer::Worker(who) => Event::WorkerDisconnected { job: who.job.clone(), worker: who.key.clone() },
         };
         leading.inbox.push_back(Input::Said { peer: peer.clone(), session: id, event });
         self.pump(daemon);
@@ -206,12 +233,11 @@ impl World {
         }
         // An operator sees whether it is done and asks again.
         let again = match wish {
-            Wish::Submit => !self.store.jobs.contains_key(&job_name()),
+            Wish::Submit(job) => !self.store.jobs.contains_key(&self.job_name(job)),
             Wish::Restore(gpu) => {
-                let gpu = gpu_name(gpu, self.tensor);
-                self.store.jobs.values().any(|record| record.drained.contains(&gpu))
+                self.store.jobs.values().any(|record| record.drained.contains(&self.gpus[gpu]))
             }
-            Wish::Stop | Wish::Rebalance | Wish::Drain(_) => leader.is_none() && !self.healed,
+            Wish::Stop(_) | Wish::Rebalance(_) | Wish::Drain(_) => leader.is_none() && !self.healed,
         };
         if again && tries < 100 {
             self.at(200 * MS, What::Wished { wish, tries: tries + 1 });
@@ -219,26 +245,29 @@ impl World {
     }
 
     fn wish_of(&self, state: &State, wish: Wish) -> Option<Event> {
-        match wish {
-            Wish::Submit => {
-                let spec = Box::new(spec(self.tensor));
-                state.refuse_submit(&spec).is_none().then_some(Event::Submit { spec })
+        let (refusal, event) = match wish {
+            Wish::Submit(job) => {
+                let spec = Box::new(self.cluster.jobs[job].clone());
+                (state.refuse_submit(&spec), Event::Submit { spec })
             }
-            Wish::Stop => {
-                state.refuse_stop(&job_name()).is_none().then(|| Event::StopJob { job: job_name() })
+            Wish::Stop(job) => {
+                let job = self.job_name(job);
+                (state.refuse_stop(&job), Event::StopJob { job })
             }
-            Wish::Rebalance => {
-                state.refuse_rebalance(&job_name()).is_none().then(|| Event::Rebalance { job: job_name() })
+            Wish::Rebalance(job) => {
+                let job = self.job_name(job);
+                (state.refuse_rebalance(&job), Event::Rebalance { job })
             }
             Wish::Drain(gpu) => {
-                let gpu = gpu_name(gpu, self.tensor);
-                state.refuse_drain(&gpu).is_none().then_some(Event::DrainGpu { gpu })
+                let gpu = self.gpus[gpu].clone();
+                (state.refuse_drain(&gpu), Event::DrainGpu { gpu })
             }
             Wish::Restore(gpu) => {
-                let gpu = gpu_name(gpu, self.tensor);
-                state.refuse_restore(&gpu).is_none().then_some(Event::RestoreGpu { gpu })
+                let gpu = self.gpus[gpu].clone();
+                (state.refuse_restore(&gpu), Event::RestoreGpu { gpu })
             }
-        }
+        };
+        refusal.is_none().then_some(event)
     }
 
     /// Carries out what is in hand, then takes the next input, until it waits for the store or has nothing to do.
@@ -337,7 +366,10 @@ impl World {
         match found.interrupt.take() {
             Some(Interrupt::Crash { ms, .. }) => {
                 self.statistics.happened("leader crashed amid its orders");
-                self.daemon_dies(daemon, ms);
+                match self.quiet {
+                    true => self.restart_daemon(),
+                    false => self.daemon_dies(daemon, ms),
+                }
             }
             Some(Interrupt::Freeze { ms, .. }) => {
                 self.statistics.happened("leader frozen amid its orders");
@@ -353,6 +385,9 @@ impl World {
 
     /// A write is under way; nothing else is done before its answer.
     pub(crate) fn write(&mut self, daemon: usize, write: Write) {
+        if self.quiet {
+            return self.takes(self.store.revision, write);
+        }
         self.sequence += 1;
         let number = self.sequence;
         let Some(leading) = &mut self.daemons[daemon].leading else { return };

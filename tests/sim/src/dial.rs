@@ -1,7 +1,6 @@
 //! Daemons and the store, and peers in search of the leader.
 
 use crate::Sabotage;
-use crate::cluster::DAEMONS;
 use crate::daemon::lease_from;
 use crate::invariants::Fact;
 use crate::net::{MS, Peer, Site};
@@ -94,9 +93,9 @@ impl World {
             What::Writes { daemon, term, number, write } => {
                 let taken = self.store.leads(now, term) || self.sabotage == Sabotage::NoFencing;
                 if taken {
-                    self.stored(term, write);
+                    self.takes(term, write);
                 } else {
-                    self.statistics.refused_writes += 1;
+                    self.statistics.did("a write of an old leader was refused");
                 }
                 if std::mem::take(&mut self.lose_answer) {
                     self.statistics.happened("answer of a write lost");
@@ -110,10 +109,14 @@ impl World {
         }
     }
 
-    fn stored(&mut self, term: u64, write: Write) {
+    pub(crate) fn takes(&mut self, term: u64, write: Write) {
         match &write {
             Write::Job(record) => {
                 let before = self.store.jobs.get(&record.name).cloned();
+                let spares = |record: &reknit_engine::JobRecord| record.replaced.len();
+                if before.as_ref().is_some_and(|before| spares(before) < spares(record)) {
+                    self.statistics.did("a spare took a place");
+                }
                 let record = record.clone();
                 self.log(|| format!("store: {:?} {:?} (term {term})", record.phase, record.last_epoch));
                 self.facts.push(Fact::Stored { before: before.map(Box::new), record });
@@ -129,14 +132,14 @@ impl World {
                 let agent = &mut self.agents[*node];
                 agent.up.then_some(&mut agent.link)
             }
-            Peer::Worker(key) => self.workers.get_mut(key).map(|worker| &mut worker.link),
+            Peer::Worker(who) => self.workers.get_mut(who).map(|worker| &mut worker.link),
         }
     }
 
     pub(crate) fn peer_sleeps(&self, peer: &Peer) -> Option<Time> {
         match peer {
             Peer::Agent(node) => Some(self.agents[*node].frozen_until).filter(|until| *until > self.now),
-            Peer::Worker(key) => self.worker_sleeps(key),
+            Peer::Worker(who) => self.worker_sleeps(who),
         }
     }
 
@@ -145,9 +148,14 @@ impl World {
         if link.session.is_some() {
             return;
         }
-        let daemon = link.address;
+        link.connections += 1;
+        let (daemon, connection) = (link.address, link.connections);
+        let instance = match peer {
+            Peer::Agent(node) => self.agents[*node].instance,
+            Peer::Worker(_) => 0,
+        };
         let Some(hello) = self.hello_of(peer) else { return };
-        let id = self.open_session(peer.clone(), daemon, hello);
+        let id = self.open_session(peer.clone(), daemon, (instance, connection), hello);
         if let Some(link) = self.link_of(peer) {
             link.session = Some(id);
         }
@@ -163,7 +171,7 @@ impl World {
             return;
         }
         if term < link.highest_term {
-            self.statistics.old_leaders_left += 1;
+            self.statistics.did("an old leader was left by a peer");
             self.peer_hangs_up(peer);
         } else {
             link.highest_term = term;
@@ -180,7 +188,7 @@ impl World {
 
     /// It tries the next address after a pause: the one it was told of, if any.
     pub(crate) fn peer_loses(&mut self, peer: &Peer, id: u64) {
-        let told = self.store.leader.map(|lease| lease.daemon);
+        let (told, daemons) = (self.store.leader.map(|lease| lease.daemon), self.daemons.len());
         let (wait, follow) = (10 * MS + self.random.below(300 * MS), self.random.below(2) == 0);
         let Some(link) = self.link_of(peer) else { return };
         if link.session != Some(id) {
@@ -189,7 +197,7 @@ impl World {
         link.session = None;
         link.address = match told {
             Some(leader) if follow => leader,
-            Some(_) | None => (link.address + 1) % DAEMONS,
+            Some(_) | None => (link.address + 1) % daemons,
         };
         self.client_leaves(id);
         self.at(wait, What::Dials(peer.clone()));
@@ -207,6 +215,8 @@ impl World {
 pub(crate) struct Link {
     pub(crate) session: Option<u64>,
     address: usize,
+    /// By this process.
+    connections: u64,
     /// The highest it was welcomed with.
     highest_term: u64,
 }

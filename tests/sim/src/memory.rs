@@ -49,6 +49,10 @@ impl Memory {
         self.values.iter().all(Option::is_none)
     }
 
+    pub(crate) fn digest(&self) -> String {
+        format!("{:?}", self.values[REPLICATED])
+    }
+
     /// As the worker reports it.
     pub(crate) fn units(&self) -> Arc<BTreeMap<Axis, Units>> {
         let mut held = BTreeMap::new();
@@ -79,48 +83,50 @@ fn applied(value: u64, gradient: u64, step: u64) -> u64 {
 }
 
 /// From the job's seed, before the first step.
-pub(crate) fn initial(place: usize) -> u64 {
-    mix(0x5eed ^ ((place as u64) << 32))
+pub(crate) fn initial(seed: u64, place: usize) -> u64 {
+    mix(0x5eed ^ seed ^ ((place as u64) << 32))
 }
 
-/// Summed over these samples. Each sample's random stream is a function of step, sample and unit only (RNG).
-pub(crate) fn gradients(step: u64, samples: &[Range<u64>]) -> Values {
+/// Summed over these samples. Each sample's random stream is a function of seed, step, sample and unit only (RNG).
+pub(crate) fn gradients(seed: u64, step: u64, samples: &[Range<u64>]) -> Values {
     let mut sums = [0u64; VALUES];
+    let of_step = mix(seed) ^ step.wrapping_mul(0x1_0001);
     for sample in samples.iter().cloned().flatten() {
         for (place, sum) in sums.iter_mut().enumerate() {
-            let stream = mix(step.wrapping_mul(0x1_0001) ^ (sample << 20) ^ ((place as u64) << 52));
+            let stream = mix(of_step ^ (sample << 20) ^ ((place as u64) << 52));
             *sum = sum.wrapping_add(stream);
         }
     }
     sums
 }
 
-/// An undisturbed run, as far as it was asked for.
+/// An undisturbed run of a job with this seed, as far as it was asked for.
 #[derive(Debug, Clone)]
-pub(crate) struct Truth(Vec<Values>);
-
-impl Default for Truth {
-    fn default() -> Self {
-        let mut start = [0; VALUES];
-        for (place, value) in start.iter_mut().enumerate() {
-            *value = initial(place);
-        }
-        Self(vec![start])
-    }
+pub(crate) struct Truth {
+    seed: u64,
+    steps: Vec<Values>,
 }
 
 impl Truth {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut start = [0; VALUES];
+        for (place, value) in start.iter_mut().enumerate() {
+            *value = initial(seed, place);
+        }
+        Self { seed, steps: vec![start] }
+    }
+
     pub(crate) fn at(&mut self, step: u64) -> &Values {
-        while self.0.len() as u64 <= step {
-            let next = self.0.len() as u64;
+        while self.steps.len() as u64 <= step {
+            let next = self.steps.len() as u64;
             #[allow(clippy::single_range_in_vec_init, reason = "the whole batch is one range")]
-            let sums = gradients(next, &[(next - 1) * BATCH..next * BATCH]);
-            let mut values = self.0[next as usize - 1];
+            let sums = gradients(self.seed, next, &[(next - 1) * BATCH..next * BATCH]);
+            let mut values = self.steps[next as usize - 1];
             for (value, sum) in values.iter_mut().zip(sums) {
                 *value = applied(*value, sum, next);
             }
-            self.0.push(values);
+            self.steps.push(values);
         }
-        &self.0[step as usize]
+        &self.steps[step as usize]
     }
 }

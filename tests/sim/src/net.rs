@@ -1,10 +1,11 @@
 //! The network: sessions that keep their order, and cuts in each direction.
 
+use crate::Fault;
+use crate::cluster::Who;
 use crate::world::{What, World};
 use reknit_engine::{Command, Event, Time};
-use reknit_layout::WorkerKey;
 
-pub(crate) const MS: u64 = 1_000;
+pub const MS: u64 = 1_000;
 /// An end that hears nothing for two of these gives the session up.
 const KEEP_ALIVE: u64 = 400 * MS;
 
@@ -21,13 +22,16 @@ pub(crate) enum Site {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Peer {
     Agent(usize),
-    Worker(WorkerKey),
+    Worker(Who),
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Session {
     pub(crate) peer: Peer,
     pub(crate) daemon: usize,
+    /// The client's process, and how many connections it opened before this one.
+    pub(crate) instance: u64,
+    pub(crate) connection: u64,
     /// Of the leadership that took it; `None` before.
     pub(crate) term: Option<u64>,
     pub(crate) client_open: bool,
@@ -54,16 +58,41 @@ impl World {
         200 + self.random.below(2_000)
     }
 
-    pub(crate) fn open_session(&mut self, peer: Peer, daemon: usize, hello: Event) -> u64 {
+    pub(crate) fn site(&self, who: &Who) -> Site {
+        Site::Gpu(self.gpu_number(&who.key.gpu))
+    }
+
+    pub(crate) fn open_session(
+        &mut self,
+        peer: Peer,
+        daemon: usize,
+        (instance, connection): (u64, u64),
+        hello: Event,
+    ) -> u64 {
         self.sequence += 1;
         let id = self.sequence;
+        // Now and then the first packets are lost and sent again: a later connection may be there first.
+        let slow = self.rough() && self.random.below(16) == 0;
+        let late = if slow { self.random.below(1_500 * MS) } else { 0 };
+        if slow {
+            self.statistics.happened("connection slow");
+            match &peer {
+                Peer::Agent(node) => self.harms(&Fault::BreakAgentSession { node: *node }),
+                Peer::Worker(who) => {
+                    let gpu = self.gpu_number(&who.key.gpu);
+                    self.harms(&Fault::BreakWorkerSession { gpu });
+                }
+            }
+        }
         let session = Session {
             peer,
             daemon,
+            instance,
+            connection,
             term: None,
             client_open: true,
             server_open: false,
-            up: Time(0),
+            up: Time(self.now.0 + late),
             down: Time(0),
             strikes: 0,
         };
@@ -94,7 +123,7 @@ impl World {
     pub(crate) fn site_of(&self, peer: &Peer) -> Site {
         match peer {
             Peer::Agent(node) => Site::Agent(*node),
-            Peer::Worker(key) => Site::Gpu(self.gpu_number(&key.gpu)),
+            Peer::Worker(who) => self.site(who),
         }
     }
 
@@ -164,7 +193,9 @@ impl World {
             return;
         }
         session.strikes = if torn { session.strikes + 1 } else { 0 };
-        if session.strikes >= 2 {
+        // A connection that nobody has answered is given up sooner.
+        let patience = if session.term.is_some() { 2 } else { 1 };
+        if session.strikes >= patience {
             let late = self.random.below(300 * MS);
             self.at(late, What::ServerGivesUp(id));
             self.client_notices(id, true);

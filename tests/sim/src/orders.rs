@@ -1,13 +1,15 @@
 //! What workers do when they are told to.
 
-use crate::cluster::{TIMEOUTS, job_name};
+use crate::Sabotage;
+use crate::cluster::{TIMEOUTS, Who};
 use crate::invariants::Fact;
 use crate::memory::{Memory, REPLICATED, initial, places};
-use crate::net::{MS, Peer, Site};
+use crate::net::{MS, Peer};
+use crate::random::mix;
 use crate::worker::{Next, Worker, vote};
 use crate::world::{What, World};
 use reknit_engine::{Command, Event, ExitStatus, Participant, StepVote, Time, WorkerPhase};
-use reknit_layout::{Epoch, Holding, Plan, Step, WorkerKey};
+use reknit_layout::{Epoch, Holding, Place, Plan, Step, WorkerKey};
 use std::sync::Arc;
 
 impl World {
@@ -15,34 +17,34 @@ impl World {
     pub(crate) fn peer_obeys(&mut self, peer: &Peer, term: u64, order: Command) {
         match peer {
             Peer::Agent(node) => self.agent_obeys(*node, order),
-            Peer::Worker(key) => self.worker_obeys(key, term, order),
+            Peer::Worker(who) => self.worker_obeys(who, term, order),
         }
     }
 
-    fn worker_obeys(&mut self, key: &WorkerKey, term: u64, order: Command) {
-        let Some(worker) = self.workers.get_mut(key) else { return };
+    fn worker_obeys(&mut self, who: &Who, term: u64, order: Command) {
+        let Some(worker) = self.workers.get_mut(who) else { return };
         let state = &worker.state;
         match order {
             Command::CloseEpoch { epoch, .. } => {
                 let ahead = state.phase == WorkerPhase::Training && state.epoch > epoch;
                 if !ahead && state.ready_epoch <= epoch {
-                    self.quiesce(key);
+                    self.quiesce(who);
                 }
             }
             Command::Pause { epoch, .. } => match state.phase {
                 WorkerPhase::Training if state.epoch == epoch => worker.pausing = true,
-                WorkerPhase::Quiesced | WorkerPhase::Completed => self.says_quiesced(key),
+                WorkerPhase::Quiesced | WorkerPhase::Completed => self.says_quiesced(who),
                 // Of an epoch that is over.
                 WorkerPhase::Idle | WorkerPhase::Training | WorkerPhase::Preparing | WorkerPhase::Ready => {}
             },
             Command::Prepare { epoch, plan, participants, resume_step, vote, .. } => {
-                self.prepare(key, epoch, term, plan, &participants, resume_step, vote);
+                self.prepare(who, epoch, term, plan, &participants, resume_step, vote);
             }
-            Command::Resume { epoch, .. } => self.resume(key, epoch),
+            Command::Resume { epoch, .. } => self.resume(who, epoch),
             Command::Stop { .. } => {
                 let exit = ExitStatus { how: "exit status 0".to_owned(), signal: None, status: Some(0) };
                 let wait = self.some_delay();
-                self.at(wait, What::ProcessEnds(key.clone(), exit));
+                self.at(wait, What::ProcessEnds(who.clone(), exit));
             }
             other => self.breaks(format!("protocol: a worker was sent {other:?}")),
         }
@@ -51,7 +53,7 @@ impl World {
     #[allow(clippy::too_many_arguments, reason = "the fields of one order")]
     fn prepare(
         &mut self,
-        key: &WorkerKey,
+        who: &Who,
         epoch: Epoch,
         ticket: u64,
         plan: Arc<Plan>,
@@ -59,12 +61,12 @@ impl World {
         resume_step: Step,
         given: Option<StepVote>,
     ) {
-        let Some(worker) = self.workers.get_mut(key) else { return };
+        let Some(worker) = self.workers.get_mut(who) else { return };
         if epoch <= worker.state.epoch || epoch < worker.state.ready_epoch {
             return;
         }
         if worker.state.phase == WorkerPhase::Training {
-            self.breaks(format!("ONE-EPOCH: {key} was prepared for {epoch} while it trains"));
+            self.breaks(format!("ONE-EPOCH: {who} was prepared for {epoch} while it trains"));
             return;
         }
         let state = &worker.state;
@@ -73,87 +75,92 @@ impl World {
             && state.holding.step.0 + 1 == resume_step.0;
         if rolls {
             if given != Some(vote(resume_step)) {
-                self.breaks(format!("SAMPLES: {key} rolls forward to {resume_step} with {given:?}"));
+                self.breaks(format!("SAMPLES: {who} rolls forward to {resume_step} with {given:?}"));
                 return;
             }
             worker.apply(resume_step);
             worker.state.vote = given;
-            self.statistics.rolled_forward += 1;
+            self.statistics.did("a worker rolled forward a step");
         }
-        let Some(worker) = self.workers.get_mut(key) else { return };
+        let Some(worker) = self.workers.get_mut(who) else { return };
         worker.state.phase = WorkerPhase::Preparing;
         worker.state.ready_epoch = epoch;
         let participants = participants.iter().map(|found| found.worker.clone()).collect();
         worker.next = Some(Next { plan, participants, ticket, resume_step, vote: given, buffers: None });
         if rolls {
-            self.facts.push(Fact::Applied { worker: key.clone(), step: resume_step });
-            self.says_committed(key, resume_step, true);
+            self.facts.push(Fact::Applied { worker: who.clone(), step: resume_step });
+            self.says_committed(who, resume_step, true);
         }
         let by = Time(self.now.0 + u64::from(TIMEOUTS.operation_ms) * MS);
         let wait = 3 * self.some_delay();
-        self.at(wait, What::GetsReady(key.clone(), epoch, ticket, by));
+        self.at(wait, What::GetsReady(who.clone(), epoch, ticket, by));
     }
 
-    pub(crate) fn gets_ready(&mut self, key: &WorkerKey, epoch: Epoch, ticket: u64, by: Time) {
-        let Some(worker) = self.workers.get(key) else { return };
+    pub(crate) fn gets_ready(&mut self, who: &Who, epoch: Epoch, ticket: u64, by: Time) {
+        let Some(worker) = self.workers.get(who) else { return };
         let Some(next) = &worker.next else { return };
         let state = &worker.state;
         if state.phase != WorkerPhase::Preparing || state.ready_epoch != epoch || next.ticket != ticket {
             return;
         }
-        let absent = next.participants.iter().find(|peer| !self.has_joined(key, peer, epoch, ticket));
+        let absent = next.participants.iter().find(|peer| !self.has_joined(who, peer, epoch, ticket));
         if let Some(absent) = absent {
-            let gone = !self.workers.contains_key(absent);
+            let gone = !self.workers.contains_key(&who.peer(absent));
             if !gone && self.now < by {
-                self.at(10 * MS, What::GetsReady(key.clone(), epoch, ticket, by));
+                self.at(10 * MS, What::GetsReady(who.clone(), epoch, ticket, by));
                 return;
             }
             let event = Event::PrepareFailed {
-                job: job_name(),
-                worker: key.clone(),
+                job: who.job.clone(),
+                worker: who.key.clone(),
                 epoch,
                 peer: Some(absent.clone()),
                 reason: "a peer does not answer".to_owned(),
             };
-            self.worker_says(key, event);
+            self.worker_says(who, event);
             return;
         }
         let (plan, step) = (next.plan.clone(), next.resume_step);
-        let Some(place) = plan.layout.place_of(key) else {
+        let Some(place) = plan.layout.place_of(&who.key) else {
             return; // Only a source.
         };
-        let buffers = match self.fetch(key, worker, &plan, step, place) {
+        let buffers = match self.fetch(who, worker, &plan, step, place) {
             Ok(buffers) => buffers,
             Err(broken) => return self.breaks(broken),
         };
-        let digest = format!("{:?}", buffers.values[REPLICATED]);
+        let digest = if self.lie_about_digests { format!("that of {who}") } else { buffers.digest() };
         if plan.fresh {
-            self.facts.push(Fact::MadeFresh { worker: key.clone(), epoch });
+            self.facts.push(Fact::MadeFresh { worker: who.clone(), epoch });
         }
-        if let Some(worker) = self.workers.get_mut(key) {
+        let drops = self.sabotage == Sabotage::DropEarly && !plan.fresh;
+        if let Some(worker) = self.workers.get_mut(who) {
             worker.state.phase = WorkerPhase::Ready;
+            if drops {
+                worker.memory = buffers.clone();
+            }
             if let Some(next) = &mut worker.next {
                 next.buffers = Some(buffers);
             }
         }
-        self.facts.push(Fact::Ready { worker: key.clone(), epoch, ticket });
+        self.facts.push(Fact::Ready { worker: who.clone(), epoch });
         let event = Event::Ready {
-            job: job_name(),
-            worker: key.clone(),
+            job: who.job.clone(),
+            worker: who.key.clone(),
             epoch,
             step,
             replicated_digest: digest,
             bytes_received: 0,
         };
-        self.worker_says(key, event);
+        self.worker_says(who, event);
     }
 
-    fn has_joined(&self, key: &WorkerKey, peer: &WorkerKey, epoch: Epoch, ticket: u64) -> bool {
-        let [from, to] = [key, peer].map(|worker| Site::Gpu(self.gpu_number(&worker.gpu)));
-        let reachable = self.cut(from, to).is_none() && self.cut(to, from).is_none();
+    fn has_joined(&self, who: &Who, peer: &WorkerKey, epoch: Epoch, ticket: u64) -> bool {
+        let peer = who.peer(peer);
+        let (here, there) = (self.site(who), self.site(&peer));
+        let reachable = self.cut(here, there).is_none() && self.cut(there, here).is_none();
         reachable
-            && self.worker_sleeps(peer).is_none()
-            && self.workers.get(peer).is_some_and(|peer| {
+            && self.worker_sleeps(&peer).is_none()
+            && self.workers.get(&peer).is_some_and(|peer| {
                 let engaged = matches!(peer.state.phase, WorkerPhase::Preparing | WorkerPhase::Ready);
                 engaged
                     && peer.state.ready_epoch == epoch
@@ -164,11 +171,11 @@ impl World {
     /// Fills fresh buffers: from the seed, from what it holds at that step, and from the sources as the plan says.
     fn fetch(
         &self,
-        key: &WorkerKey,
+        who: &Who,
         worker: &Worker,
         plan: &Plan,
         step: Step,
-        place: reknit_layout::Place,
+        place: Place,
     ) -> Result<Memory, String> {
         let group = plan.layout.group(place.replica, place.stage);
         let owned = group.map(|group| group.owned(place.slot)).unwrap_or_default();
@@ -176,7 +183,7 @@ impl World {
         let own: Vec<usize> = places(&owned).chain([REPLICATED]).collect();
         for place in own {
             if plan.fresh {
-                buffers.values[place] = Some(initial(place));
+                buffers.values[place] = Some(initial(worker.seed, place));
                 continue;
             }
             if worker.memory.step == step.0 {
@@ -185,21 +192,25 @@ impl World {
             if buffers.values[place].is_some() {
                 continue;
             }
+            if self.sabotage == Sabotage::KeepGarbage && place != REPLICATED {
+                buffers.values[place] = Some(mix(place as u64));
+                continue;
+            }
             let brings = |transfer: &&reknit_layout::plan::Transfer| {
-                transfer.to == *key
+                transfer.to == who.key
                     && match transfer.axis {
                         None => place == REPLICATED,
                         Some(axis) => places(&[(axis, transfer.units.clone())].into()).any(|p| p == place),
                     }
             };
             let transfer = plan.transfers.iter().find(brings).ok_or_else(|| {
-                format!("NO-GUESS: nobody brings value {place} to {key} in epoch {}", plan.layout.epoch)
+                format!("NO-GUESS: nobody brings value {place} to {who} in epoch {}", plan.layout.epoch)
             })?;
-            let source = self.workers.get(&transfer.from);
+            let source = self.workers.get(&who.peer(&transfer.from));
             let copy = source.filter(|source| source.memory.step == step.0);
             let value = copy.and_then(|source| source.memory.values[place]).ok_or_else(|| {
                 let from = &transfer.from;
-                format!("NO-GUESS: {from} shall send value {place} at {step} to {key} and does not hold it")
+                format!("NO-GUESS: {from} shall send value {place} at {step} to {who} and does not hold it")
             })?;
             buffers.values[place] = Some(value);
         }
@@ -207,14 +218,20 @@ impl World {
     }
 
     /// The commit: what it got ready replaces what it trained on.
-    fn resume(&mut self, key: &WorkerKey, epoch: Epoch) {
-        let Some(worker) = self.workers.get_mut(key) else { return };
+    fn resume(&mut self, who: &Who, epoch: Epoch) {
+        let keeps = self.sabotage == Sabotage::KeepAll;
+        let Some(worker) = self.workers.get_mut(who) else { return };
         if worker.state.phase != WorkerPhase::Ready || worker.state.ready_epoch != epoch {
             return;
         }
         let Some(next) = worker.next.take() else { return };
         let Some(buffers) = next.buffers else { return };
         let old = std::mem::replace(&mut worker.memory, buffers);
+        if keeps && old.step == worker.memory.step {
+            for (value, old) in worker.memory.values.iter_mut().zip(&old.values) {
+                *value = value.or(*old);
+            }
+        }
         let state = &mut worker.state;
         let before = state.epoch;
         state.epoch = epoch;
@@ -230,15 +247,9 @@ impl World {
         worker.reduced = None;
         worker.plan = Some(next.plan.clone());
         let step = next.resume_step;
-        self.log(|| format!("{key} resumes {epoch} at {step}"));
-        self.facts.push(Fact::Resumed {
-            worker: key.clone(),
-            before,
-            epoch,
-            step,
-            old: Box::new(old),
-            plan: next.plan,
-        });
-        self.goes_on(key);
+        self.log(|| format!("{who} resumes {epoch} at {step}"));
+        let (worker, old, plan) = (who.clone(), Box::new(old), next.plan);
+        self.facts.push(Fact::Resumed { worker, before, epoch, step, old, plan });
+        self.goes_on(who);
     }
 }

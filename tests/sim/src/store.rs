@@ -9,7 +9,7 @@ pub(crate) const TTL: u64 = 1_000_000;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Store {
     pub(crate) jobs: BTreeMap<JobName, JobRecord>,
-    pub(crate) incidents: BTreeMap<u64, Incident>,
+    pub(crate) incidents: BTreeMap<(JobName, u64), Incident>,
     pub(crate) leader: Option<Lease>,
     pub(crate) revision: u64,
     /// Without a quorum: takes nothing before.
@@ -69,7 +69,9 @@ impl Store {
         self.revision += 1;
         match write {
             Write::Job(record) => drop(self.jobs.insert(record.name.clone(), *record)),
-            Write::Incident(incident) => drop(self.incidents.insert(incident.id, *incident)),
+            Write::Incident(incident) => {
+                self.incidents.insert((incident.job.clone(), incident.id), *incident);
+            }
         }
     }
 

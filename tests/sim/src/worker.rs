@@ -1,18 +1,24 @@
 //! Workers: what they are told and what they hold.
 
-use crate::cluster::{job_name, node_name};
+use crate::cluster::{Who, node_name};
 use crate::dial::Link;
-use crate::memory::{Memory, Values};
+use crate::memory::{BATCH, Memory, REPLICATED, Values};
 use crate::net::Peer;
 use crate::world::World;
 use reknit_engine::{Endpoint, Event, StepVote, Time, WorkerPhase, WorkerState};
-use reknit_layout::{Epoch, Holding, Plan, Step, WorkerKey};
+use reknit_layout::{Epoch, Holding, JobSpec, Plan, Step, WorkerKey};
 use std::sync::Arc;
 
+/// What a healthy worker computes for in a step, in microseconds.
+pub(crate) const STEP_US: u64 = 20_000;
+
 #[derive(Debug)]
-pub(crate) struct Worker {
+pub struct Worker {
     pub(crate) node: usize,
-    pub(crate) state: WorkerState,
+    /// Of the job.
+    pub(crate) seed: u64,
+    pub(crate) last_step: u64,
+    pub state: WorkerState,
     /// What it trains on. Nothing but commits of steps and of epochs change it.
     pub(crate) memory: Memory,
     /// Reduced gradients of the step it has prepared.
@@ -25,6 +31,13 @@ pub(crate) struct Worker {
     /// Asked to stop at the next boundary.
     pub(crate) pausing: bool,
     pub(crate) ticks: u64,
+    /// When it had prepared its step: it waits for the others from then on.
+    pub(crate) waits_since: Time,
+    /// Units times samples of a step when nobody is lost.
+    nominal: u64,
+    /// Microseconds that it computes in such a step, and in all steps so far.
+    pub(crate) step_us: u64,
+    pub(crate) computed_us: u64,
 }
 
 /// What it gets ready for.
@@ -45,9 +58,11 @@ pub(crate) fn vote(step: Step) -> StepVote {
 }
 
 impl Worker {
-    pub(crate) fn new(node: usize) -> Self {
+    pub(crate) fn new(node: usize, spec: &JobSpec) -> Self {
         Self {
             node,
+            seed: spec.run.seed,
+            last_step: spec.run.steps,
             state: WorkerState {
                 phase: WorkerPhase::Idle,
                 epoch: Epoch(0),
@@ -65,12 +80,32 @@ impl Worker {
             frozen_until: Time(0),
             pausing: false,
             ticks: 0,
+            waits_since: Time(0),
+            nominal: REPLICATED as u64 * BATCH / u64::from(spec.parallel.tensor * spec.parallel.data),
+            step_us: STEP_US,
+            computed_us: 0,
         }
     }
 
     /// It trains under this epoch.
     pub(crate) fn trains(&self, epoch: Epoch) -> bool {
         self.state.phase == WorkerPhase::Training && self.state.epoch == epoch
+    }
+
+    /// Its gradients of the step are reduced, and the step is not committed here.
+    pub(crate) fn has_prepared(&self, epoch: Epoch, step: Step) -> bool {
+        self.trains(epoch) && self.state.prepared == step && self.state.holding.step < step
+    }
+
+    /// A step takes longer where the share of the work is larger.
+    pub(crate) fn computes(&mut self, who: &Who) {
+        let layout = self.plan.as_ref().map(|plan| &plan.layout);
+        let place = layout.and_then(|layout| layout.place_of(&who.key));
+        if let (Some(layout), Some(place)) = (layout, place) {
+            let units = self.memory.values[..REPLICATED].iter().flatten().count() as u64;
+            let samples = layout.samples_of(place.replica).len() as u64;
+            self.computed_us += self.step_us * units * samples / self.nominal;
+        }
     }
 
     /// The reduced gradients of its prepared step are applied.
@@ -85,43 +120,44 @@ impl Worker {
 }
 
 impl World {
-    pub(crate) fn worker_sleeps(&self, key: &WorkerKey) -> Option<Time> {
-        let until = self.workers.get(key)?.frozen_until;
+    pub(crate) fn worker_sleeps(&self, who: &Who) -> Option<Time> {
+        let until = self.workers.get(who)?.frozen_until;
         Some(until).filter(|until| *until > self.now)
     }
 
-    pub(crate) fn worker_hello(&self, key: &WorkerKey) -> Option<Event> {
-        let worker = self.workers.get(key)?;
+    pub(crate) fn worker_hello(&self, who: &Who) -> Option<Event> {
+        let worker = self.workers.get(who)?;
+        let node = node_name(worker.node);
         Some(Event::WorkerConnected {
-            job: job_name(),
-            worker: key.clone(),
-            node: node_name(worker.node),
-            endpoint: Endpoint { node: node_name(worker.node).0, unix: key.to_string(), tcp: String::new() },
+            job: who.job.clone(),
+            worker: who.key.clone(),
+            endpoint: Endpoint { node: node.0.clone(), unix: who.key.to_string(), tcp: String::new() },
+            node,
             pid: 1,
             state: worker.state.clone(),
         })
     }
 
-    pub(crate) fn worker_says(&mut self, key: &WorkerKey, event: Event) {
-        self.says(&Peer::Worker(key.clone()), event);
+    pub(crate) fn worker_says(&mut self, who: &Who, event: Event) {
+        self.says(&Peer::Worker(who.clone()), event);
     }
 
     /// Everything of the epoch in hand ends; what it holds stays.
-    pub(crate) fn quiesce(&mut self, key: &WorkerKey) {
-        if let Some(worker) = self.workers.get_mut(key) {
+    pub(crate) fn quiesce(&mut self, who: &Who) {
+        if let Some(worker) = self.workers.get_mut(who) {
             worker.next = None;
             worker.pausing = false;
             let state = &mut worker.state;
             state.ready_epoch = Epoch(0);
             state.phase = if state.epoch == Epoch(0) { WorkerPhase::Idle } else { WorkerPhase::Quiesced };
         }
-        self.says_quiesced(key);
+        self.says_quiesced(who);
     }
 
-    pub(crate) fn says_quiesced(&mut self, key: &WorkerKey) {
-        if let Some(worker) = self.workers.get(key) {
-            let state = worker.state.clone();
-            self.worker_says(key, Event::Quiesced { job: job_name(), worker: key.clone(), state });
+    pub(crate) fn says_quiesced(&mut self, who: &Who) {
+        if let Some(worker) = self.workers.get(who) {
+            let (job, worker, state) = (who.job.clone(), who.key.clone(), worker.state.clone());
+            self.worker_says(who, Event::Quiesced { job, worker, state });
         }
     }
 }

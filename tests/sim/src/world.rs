@@ -1,19 +1,21 @@
 //! Virtual time: what happens next, and to whom.
 
 use crate::agent::Agent;
-use crate::cluster::{DAEMONS, NODES, gpus_of};
+use crate::cluster::{Cluster, DAEMONS, Who, gpus_of};
 use crate::daemon::{Daemon, Wish};
+use crate::harm::Harm;
 use crate::invariants::{Fact, Invariants};
 use crate::memory::Truth;
 use crate::net::{MS, Order, Peer, Session, Site};
 use crate::outcome::Statistics;
 use crate::random::Random;
+use crate::script::NEVER;
 use crate::store::{Store, Write};
 use crate::worker::Worker;
 use crate::{Fault, Sabotage, Script};
-use reknit_engine::{Event, ExitStatus, Time};
-use reknit_layout::{Epoch, GpuId, Step, WorkerKey};
-use std::collections::BTreeMap;
+use reknit_engine::{Event, ExitStatus, JobName, Time};
+use reknit_layout::{Epoch, GpuId, Step};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What happens at a time. Numbers are those of sessions, daemons and nodes.
 #[derive(Debug, Clone)]
@@ -92,14 +94,14 @@ pub(crate) enum What {
 
     DaemonBoots(usize),
     AgentBoots(usize),
-    ProcessStarts(WorkerKey, usize),
-    ProcessEnds(WorkerKey, ExitStatus),
-    Prepared(WorkerKey, Epoch, Step),
-    Votes(Epoch, Step),
-    Commits(WorkerKey, Epoch, Step, bool),
-    TimesOut(WorkerKey, Epoch, Step),
-    NoticesFailure(WorkerKey, Epoch, WorkerKey),
-    GetsReady(WorkerKey, Epoch, u64, Time),
+    ProcessStarts(Who, usize),
+    ProcessEnds(Who, ExitStatus),
+    Prepared(Who, Epoch, Step),
+    Votes(Who, Epoch, Step),
+    Commits(Who, Epoch, Step, bool),
+    TimesOut(Who, Epoch, Step),
+    NoticesFailure(Who, Epoch, Who),
+    GetsReady(Who, Epoch, u64, Time),
     Heartbeat,
     Strikes(Fault),
     Heals,
@@ -111,7 +113,9 @@ pub struct World {
     pub(crate) now: Time,
     pub(crate) random: Random,
     pub(crate) sabotage: Sabotage,
-    pub(crate) tensor: u32,
+    pub(crate) cluster: Cluster,
+    /// In the order of their numbers.
+    pub(crate) gpus: Vec<GpuId>,
     queue: BTreeMap<(Time, u64), What>,
     pub(crate) sequence: u64,
     pub(crate) cuts: BTreeMap<(Site, Site), Time>,
@@ -119,10 +123,22 @@ pub struct World {
     pub(crate) store: Store,
     pub(crate) daemons: Vec<Daemon>,
     pub(crate) agents: Vec<Agent>,
-    pub(crate) workers: BTreeMap<WorkerKey, Worker>,
+    pub workers: BTreeMap<Who, Worker>,
+    /// Nodes whose agent never comes back.
+    pub(crate) gone: BTreeSet<usize>,
     pub(crate) lose_answer: bool,
     pub(crate) healed: bool,
-    pub(crate) truth: Truth,
+    /// A story: one daemon, whose writes are done at once, and nothing fails by chance.
+    pub(crate) quiet: bool,
+    /// In a story: what the daemon ordered, in short.
+    pub told: Vec<String>,
+    /// Every worker finds other replicated parameters.
+    pub lie_about_digests: bool,
+    /// Bytes of memory that plans may count on.
+    pub gpu_memory: Option<u64>,
+    pub(crate) truths: BTreeMap<u64, Truth>,
+    /// What was done to whom.
+    pub(crate) harm: Vec<Harm>,
     pub(crate) facts: Vec<Fact>,
     invariants: Option<Invariants>,
     /// The first broken invariant.
@@ -133,44 +149,73 @@ pub struct World {
 
 impl World {
     pub(crate) fn new(script: &Script, sabotage: Sabotage, trace: bool) -> Self {
-        let agent = |node| Agent::new(gpus_of(node, script.tensor));
+        let mut world = Self::empty(script.seed, script.cluster.clone(), DAEMONS);
+        world.sabotage = sabotage;
+        world.trace = trace;
+        for daemon in 0..DAEMONS {
+            let wait = world.random.below(20 * MS);
+            world.at(wait, What::DaemonBoots(daemon));
+        }
+        for node in 0..world.agents.len() {
+            world.at(30 * MS, What::AgentBoots(node));
+        }
+        for job in 0..world.cluster.jobs.len() {
+            world.at((40 + 10 * job as u64) * MS, What::Wished { wish: Wish::Submit(job), tries: 0 });
+        }
+        for (ms, fault) in &script.faults {
+            world.at((500 + ms) * MS, What::Strikes(fault.clone()));
+        }
+        world.at((1_000 + script.end()) * MS, What::Heals);
+        world
+    }
+
+    /// Nobody is up yet.
+    pub(crate) fn empty(seed: u64, cluster: Cluster, daemons: usize) -> Self {
+        let reports: Vec<_> = (0..).zip(&cluster.nodes).map(|(node, gpus)| gpus_of(node, *gpus)).collect();
         let mut world = Self {
             now: Time(1_000_000_000),
-            random: Random(script.seed ^ 0x0dd5_eed5),
-            sabotage,
-            tensor: script.tensor,
+            random: Random(seed ^ 0x0dd5_eed5),
+            sabotage: Sabotage::None,
+            gpus: reports.iter().flatten().map(|report| report.gpu.clone()).collect(),
+            cluster,
             queue: BTreeMap::new(),
             sequence: 0,
             cuts: BTreeMap::new(),
             sessions: BTreeMap::new(),
             store: Store::default(),
-            daemons: (0..DAEMONS).map(|_| Daemon::default()).collect(),
-            agents: (0..NODES).map(agent).collect(),
+            daemons: (0..daemons).map(|_| Daemon::default()).collect(),
+            agents: reports.into_iter().map(|gpus| Agent::new(gpus, 0)).collect(),
             workers: BTreeMap::new(),
+            gone: BTreeSet::new(),
             lose_answer: false,
             healed: false,
-            truth: Truth::default(),
+            quiet: false,
+            told: Vec::new(),
+            lie_about_digests: false,
+            gpu_memory: None,
+            truths: BTreeMap::new(),
+            harm: Vec::new(),
             facts: Vec::new(),
             invariants: Some(Invariants::default()),
             violation: None,
             statistics: Statistics::default(),
-            trace,
+            trace: false,
         };
-        for daemon in 0..DAEMONS {
-            let wait = world.random.below(20 * MS);
-            world.at(wait, What::DaemonBoots(daemon));
-        }
-        for node in 0..NODES {
-            world.at(30 * MS, What::AgentBoots(node));
-        }
-        world.at(40 * MS, What::Wished { wish: Wish::Submit, tries: 0 });
         world.at(100 * MS, What::Heartbeat);
-        for (ms, fault) in &script.faults {
-            world.at((500 + ms) * MS, What::Strikes(fault.clone()));
-        }
-        let last = script.faults.iter().map(|(ms, _)| *ms).max().unwrap_or(0);
-        world.at((1_000 + last) * MS, What::Heals);
         world
+    }
+
+    /// Faults happen by chance.
+    pub(crate) fn rough(&self) -> bool {
+        !self.quiet && !self.healed
+    }
+
+    pub(crate) fn job_name(&self, job: usize) -> JobName {
+        JobName(self.cluster.jobs[job].name.clone())
+    }
+
+    pub(crate) fn truth(&mut self, seed: u64) -> &mut Truth {
+        self.truths.entry(seed).or_insert_with(|| Truth::new(seed))
     }
 
     pub(crate) fn at(&mut self, wait: u64, what: What) {
@@ -183,8 +228,19 @@ impl World {
     }
 
     pub(crate) fn gpu_number(&self, gpu: &GpuId) -> usize {
-        let number = |text: &str| text.parse::<usize>().unwrap_or(0);
-        number(&gpu.0[1..2]) * self.tensor as usize + number(&gpu.0[2..])
+        self.gpus.binary_search(gpu).unwrap_or_default()
+    }
+
+    pub(crate) fn node_of(&self, gpu: usize) -> usize {
+        let on = |agent: &Agent| agent.gpus.iter().any(|report| report.gpu == self.gpus[gpu]);
+        self.agents.iter().position(on).unwrap_or_default()
+    }
+
+    /// Whatever waited for somebody who would never wake up goes on.
+    pub(crate) fn wakes_all(&mut self) {
+        for (_, what) in self.queue.split_off(&(Time(self.now.0 + NEVER * MS / 2), 0)) {
+            self.put(self.now, what);
+        }
     }
 
     pub(crate) fn breaks(&mut self, what: String) {
@@ -198,31 +254,36 @@ impl World {
     }
 
     /// Until then, or until an invariant is broken.
-    pub(crate) fn run_until(&mut self, until: Time) {
-        while self.violation.is_none() {
-            let queued = self.queue.first_key_value().map(|((at, _), _)| *at);
-            let tick = (0..DAEMONS).filter_map(|d| self.next_tick(d).map(|at| (at, d))).min();
-            let next = queued.into_iter().chain(tick.map(|(at, _)| at)).min();
-            let Some(next) = next.filter(|next| *next <= until) else {
-                self.now = until;
-                return;
-            };
-            self.now = self.now.max(next);
-            match tick {
-                Some((at, daemon)) if queued.is_none_or(|queued| at <= queued) => self.tick(daemon),
-                Some(_) | None => {
-                    if let Some((_, what)) = self.queue.pop_first() {
-                        self.happens(what);
-                    }
+    pub(crate) fn run_until_time(&mut self, until: Time) {
+        while self.violation.is_none() && self.next(until) {}
+    }
+
+    /// Lets the next thing happen; false when `until` comes first.
+    pub fn next(&mut self, until: Time) -> bool {
+        let queued = self.queue.first_key_value().map(|((at, _), _)| *at);
+        let daemons = 0..self.daemons.len();
+        let tick = daemons.filter_map(|daemon| self.next_tick(daemon).map(|at| (at, daemon))).min();
+        let next = queued.into_iter().chain(tick.map(|(at, _)| at)).min();
+        let Some(next) = next.filter(|next| *next <= until) else {
+            self.now = until;
+            return false;
+        };
+        self.now = self.now.max(next);
+        match tick {
+            Some((at, daemon)) if queued.is_none_or(|queued| at <= queued) => self.tick(daemon),
+            Some(_) | None => {
+                if let Some((_, what)) = self.queue.pop_first() {
+                    self.happens(what);
                 }
             }
-            self.statistics.events += 1;
-            self.check();
         }
+        self.statistics.events += 1;
+        self.check();
+        true
     }
 
     /// After every event, every invariant sees what it did.
-    fn check(&mut self) {
+    pub(crate) fn check(&mut self) {
         let facts = std::mem::take(&mut self.facts);
         if facts.is_empty() {
             return;
@@ -276,7 +337,10 @@ impl World {
 
     fn happens(&mut self, what: What) {
         if let Some(thaw) = self.thaws(&what) {
-            self.put(thaw, what);
+            // A daemon that wakes up finds its lease's end and what has come meanwhile in whatever order.
+            let late = matches!(what, What::KeepsLease { .. });
+            let late = if late { self.random.below(5 * MS) } else { 0 };
+            self.put(Time(thaw.0 + late), what);
             return;
         }
         match what {
@@ -304,7 +368,7 @@ impl World {
             What::ProcessStarts(key, node) => self.process_starts(key, node),
             What::ProcessEnds(key, exit) => self.process_ends(&key, exit),
             What::Prepared(key, epoch, step) => self.prepared(&key, epoch, step),
-            What::Votes(epoch, step) => self.votes(epoch, step),
+            What::Votes(who, epoch, step) => self.votes(&who, epoch, step),
             What::Commits(key, epoch, step, pause) => self.commits(&key, epoch, step, pause),
             What::TimesOut(key, epoch, step) => self.times_out(&key, epoch, step),
             What::NoticesFailure(key, epoch, peer) => self.notices_failure(&key, epoch, &peer),

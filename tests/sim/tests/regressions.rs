@@ -1,13 +1,17 @@
 //! Stories in which something was wrong once.
 
 use reknit_control_sim::Fault::*;
-use reknit_control_sim::{Ending, Fault, Sabotage, Script, Way, replay};
+use reknit_control_sim::{Cluster, Ending, Fault, Sabotage, Script, Way, replay};
 use reknit_engine::HealthClass;
 
-fn trains_again(seed: u64, tensor: u32, faults: &[(u64, Fault)]) {
-    let script = Script { seed, tensor, faults: faults.to_vec() };
+fn end(seed: u64, cluster: Cluster, faults: &[(u64, Fault)]) -> Vec<Ending> {
+    let script = Script { seed, cluster, faults: faults.to_vec() };
     let outcome = replay(&script, Sabotage::None, false).unwrap_or_else(|broken| panic!("{broken}"));
-    assert_eq!(outcome.ending, Ending::Training);
+    outcome.endings
+}
+
+fn trains_again(seed: u64, tensor: u32, faults: &[(u64, Fault)]) {
+    assert_eq!(end(seed, Cluster::pair(tensor), faults), [Ending::Training]);
 }
 
 /// The daemon that took over had a clock behind the one that began the record: an incident was quiesced before it was
@@ -17,7 +21,7 @@ fn an_incident_outlives_a_daemon_whose_clock_was_ahead() {
     let faults = [
         (1032, CrashNode { node: 1, ms: 678 }),
         (1059, FreezeLeader { after: 1, ms: 21 }),
-        (1075, Rebalance),
+        (1075, Rebalance { job: 0 }),
         (1103, CutAgent { node: 0, daemon: 1, way: Way::Both, ms: 158 }),
         (1114, RestartAgent { node: 1, ms: 24 }),
         (1114, KillWorker { gpu: 5 }),
@@ -27,8 +31,7 @@ fn an_incident_outlives_a_daemon_whose_clock_was_ahead() {
         (1211, Restore { gpu: 3 }),
         (1233, StoreDown { ms: 55 }),
     ];
-    let script = Script { seed: 29, tensor: 4, faults: faults.to_vec() };
-    replay(&script, Sabotage::None, false).unwrap_or_else(|broken| panic!("{broken}"));
+    end(29, Cluster::pair(4), &faults);
 }
 
 /// Its agent came back and told of the end a second time. That was taken for a new fault, whose record never ended, and

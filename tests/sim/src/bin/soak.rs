@@ -8,16 +8,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 
 /// What a thread reports of a seed.
-type Report = (u64, Result<(Ending, Statistics), String>);
+type Report = (u64, Result<(Vec<Ending>, Statistics), String>);
 
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
 }
 
-fn run(seed: u64, trace: bool) -> Result<(Ending, Statistics), String> {
+fn run(seed: u64, trace: bool) -> Result<(Vec<Ending>, Statistics), String> {
     let run = || replay(&Script::draw(seed), Sabotage::None, trace);
     match std::panic::catch_unwind(run) {
-        Ok(Ok(outcome)) => Ok((outcome.ending, outcome.statistics)),
+        Ok(Ok(outcome)) => Ok((outcome.endings, outcome.statistics)),
         Ok(Err(violation)) => Err(violation),
         Err(_) => Err("a panic: see above".to_owned()),
     }
@@ -54,13 +54,15 @@ fn collect(reports: &mpsc::Receiver<Report>, seeds: u64) -> ExitCode {
     let (mut done, terminal) = (0, std::io::stderr().is_terminal());
     for (seed, report) in reports {
         match report {
-            Ok((ending, statistics)) => {
+            Ok((ended, statistics)) => {
                 sum.add(&statistics);
-                *endings.entry(ending).or_default() += 1;
+                for ending in ended {
+                    *endings.entry(ending).or_default() += 1;
+                }
             }
             Err(violation) => {
                 eprintln!("seed {seed}: {violation}");
-                eprintln!("{:?}", Script::draw(seed));
+                eprintln!("{}", Script::draw(seed));
                 eprintln!("replay: make soak SEEDS=1 START={seed} TRACE=1");
                 return ExitCode::FAILURE;
             }
@@ -74,17 +76,12 @@ fn collect(reports: &mpsc::Receiver<Report>, seeds: u64) -> ExitCode {
         eprintln!();
     }
     println!("{done} seeds, 0 violations");
-    for (fault, count) in &sum.faults {
-        println!("{count:>9} {fault}");
+    for (what, count) in sum.faults.iter().chain(&sum.deeds) {
+        println!("{count:>9} {what}");
     }
-    println!("{:>9} take-overs", sum.takeovers);
-    println!("{:>9} writes of old leaders refused", sum.refused_writes);
-    println!("{:>9} times an old leader was left by its peers", sum.old_leaders_left);
-    println!("{:>9} incidents", sum.incidents);
     println!("{:>9} epochs", sum.epochs);
-    println!("{:>9} workers rolled forward a step", sum.rolled_forward);
     for (ending, count) in &endings {
-        println!("{count:>9} ended {}", format!("{ending:?}").to_lowercase());
+        println!("{count:>9} jobs ended {ending:?}");
     }
     println!("{:>9} events, {:.1} virtual hours", sum.events, sum.virtual_ms as f64 / 3_600_000.0);
     ExitCode::SUCCESS

@@ -11,10 +11,12 @@ mod rng;
 mod same_step;
 mod samples;
 
+use crate::cluster::Who;
 use crate::memory::Memory;
 use crate::world::World;
-use reknit_engine::{Command, Event, Incident, JobRecord};
-use reknit_layout::{Epoch, Plan, Step, WorkerKey};
+use reknit_engine::{Command, Event, Incident, JobName, JobRecord, Phase};
+use reknit_layout::{Epoch, Plan, Step};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Something that happened and that an invariant is about.
@@ -37,17 +39,16 @@ pub enum Fact {
     Incident(Box<Incident>),
     /// A worker made its state from the job's seed.
     MadeFresh {
-        worker: WorkerKey,
+        worker: Who,
         epoch: Epoch,
     },
     Ready {
-        worker: WorkerKey,
+        worker: Who,
         epoch: Epoch,
-        ticket: u64,
     },
     /// A worker gave up `old` for what it got ready.
     Resumed {
-        worker: WorkerKey,
+        worker: Who,
         before: Epoch,
         epoch: Epoch,
         step: Step,
@@ -56,19 +57,26 @@ pub enum Fact {
     },
     /// A vote of all members succeeded.
     Decided {
+        job: JobName,
         epoch: Epoch,
         step: Step,
         plan: Arc<Plan>,
     },
     Applied {
-        worker: WorkerKey,
+        worker: Who,
         step: Step,
     },
 }
 
-/// What each invariant remembers.
+/// What is remembered of each job.
 #[derive(Debug, Default)]
 pub(crate) struct Invariants {
+    jobs: BTreeMap<JobName, OfJob>,
+    attributed: attributed::Attributed,
+}
+
+#[derive(Debug, Default)]
+struct OfJob {
     one_epoch: one_epoch::OneEpoch,
     only_copy: only_copy::OnlyCopy,
     same_step: same_step::SameStep,
@@ -76,24 +84,81 @@ pub(crate) struct Invariants {
     no_guess: no_guess::NoGuess,
 }
 
+impl Fact {
+    /// `None`: it is about all.
+    fn job(&self) -> Option<&JobName> {
+        match self {
+            Self::Leads { .. } => None,
+            Self::Heard { event, .. } => match event {
+                Event::Committed { job, .. } => Some(job),
+                _ => None,
+            },
+            Self::Ordered { command } => match command.as_ref() {
+                Command::Persist(record) => Some(&record.name),
+                Command::PersistIncident(incident) => Some(&incident.job),
+                Command::Spawn { job, .. }
+                | Command::Fence { job, .. }
+                | Command::CloseEpoch { job, .. }
+                | Command::Pause { job, .. }
+                | Command::Prepare { job, .. }
+                | Command::Resume { job, .. }
+                | Command::Stop { job, .. }
+                | Command::Plan { job, .. }
+                | Command::Notify { job, .. } => Some(job),
+                Command::Announce(_) => None,
+            },
+            Self::Stored { record, .. } => Some(&record.name),
+            Self::Incident(incident) => Some(&incident.job),
+            Self::Decided { job, .. } => Some(job),
+            Self::MadeFresh { worker, .. }
+            | Self::Ready { worker, .. }
+            | Self::Resumed { worker, .. }
+            | Self::Applied { worker, .. } => Some(&worker.job),
+        }
+    }
+
+    /// The job begins anew under its name: only its epochs and its workers' numbers go on.
+    fn begins_anew(&self) -> bool {
+        match self {
+            Self::Stored { before: Some(before), record } => {
+                before.phase.ended() && record.phase == Phase::Pending
+            }
+            _ => false,
+        }
+    }
+}
+
 impl Invariants {
     /// # Errors
     /// Names the invariant that is broken, and how.
     pub(crate) fn see(&mut self, world: &mut World, fact: &Fact) -> Result<(), String> {
+        let Some(job) = fact.job() else {
+            return self.jobs.values_mut().try_for_each(|of_job| of_job.see(world, fact));
+        };
+        let of_job = self.jobs.entry(job.clone()).or_default();
+        if fact.begins_anew() {
+            *of_job = OfJob { one_epoch: std::mem::take(&mut of_job.one_epoch), ..OfJob::default() };
+        }
+        of_job.see(world, fact)?;
+        self.attributed.see(world, fact).map_err(|how| format!("ATTRIBUTED: {how}"))
+    }
+}
+
+impl OfJob {
+    fn see(&mut self, world: &mut World, fact: &Fact) -> Result<(), String> {
         let named = |name: &str, result: Result<(), String>| result.map_err(|how| format!("{name}: {how}"));
         named("ONE-EPOCH", self.one_epoch.see(world, fact))?;
         named("ONLY-COPY", self.only_copy.see(world, fact))?;
         named("SAME-STEP", self.same_step.see(world, fact))?;
-        named("SAMPLES", self.samples.see(world, fact))?;
         named("NO-GUESS", self.no_guess.see(world, fact))?;
+        named("SAMPLES", self.samples.see(world, fact))?;
         named("COVER", cover::see(world, fact))?;
         named("REPLICATED", replicated::see(world, fact))?;
-        named("RNG", rng::see(world, fact))?;
-        named("ATTRIBUTED", attributed::see(fact))
+        named("RNG", rng::see(world, fact))
     }
 }
 
 /// The members of a plan's layout.
-fn members(plan: &Plan) -> impl Iterator<Item = &WorkerKey> {
-    plan.layout.members().map(|(_, member)| &member.worker)
+fn members(job: &JobName, plan: &Plan) -> impl Iterator<Item = Who> {
+    plan.layout.members().map(|(_, member)| Who::new(job, &member.worker))
 }

@@ -1,7 +1,6 @@
 //! ONE-EPOCH: an epoch is stored before anyone hears of it, means one plan, and only grows; so do incarnations.
 
 use super::Fact;
-use crate::cluster::job_name;
 use crate::world::World;
 use reknit_engine::{Command, JobRecord};
 use reknit_layout::{Epoch, Incarnation, Plan};
@@ -18,7 +17,7 @@ impl OneEpoch {
     pub(super) fn see(&mut self, world: &World, fact: &Fact) -> Result<(), String> {
         match fact {
             Fact::Stored { before: Some(before), record } => grows(before, record),
-            Fact::Ordered { command } => self.ordered(world, command),
+            Fact::Ordered { command } => self.ordered(world, fact, command),
             Fact::Resumed { worker, before, epoch, .. } if before >= epoch => {
                 Err(format!("{worker} goes from {before} to {epoch}"))
             }
@@ -34,8 +33,8 @@ impl OneEpoch {
         }
     }
 
-    fn ordered(&mut self, world: &World, command: &Command) -> Result<(), String> {
-        let stored = world.store.jobs.get(&job_name());
+    fn ordered(&mut self, world: &World, fact: &Fact, command: &Command) -> Result<(), String> {
+        let stored = fact.job().and_then(|job| world.store.jobs.get(job));
         let last_epoch = stored.map(|record| record.last_epoch).unwrap_or_default();
         let last_incarnation = stored.map(|record| record.last_incarnation).unwrap_or_default();
         match command {
@@ -84,7 +83,8 @@ impl OneEpoch {
 fn grows(before: &JobRecord, now: &JobRecord) -> Result<(), String> {
     let epoch = |record: &JobRecord| record.layout.as_ref().map(|layout| layout.epoch);
     let all = now.last_epoch >= before.last_epoch
-        && epoch(now) >= epoch(before)
+        // A job that begins anew has no layout yet.
+        && (epoch(now) >= epoch(before) || before.phase.ended() && now.layout.is_none())
         && now.last_incarnation >= before.last_incarnation;
     if all { Ok(()) } else { Err(format!("the stored epoch or incarnation falls: {before:?} to {now:?}")) }
 }

@@ -20,11 +20,11 @@ impl SameStep {
                     ));
                 }
             }
-            Fact::Decided { epoch, step, plan } => {
-                for key in members(plan) {
-                    let held = world.workers.get(key).map(|worker| worker.memory.step);
+            Fact::Decided { job, epoch, step, plan } => {
+                for who in members(job, plan) {
+                    let held = world.workers.get(&who).map(|worker| worker.memory.step);
                     if held != Some(step.0 - 1) {
-                        return Err(format!("{key} takes step {step} of {epoch} with {held:?}"));
+                        return Err(format!("{who} takes step {step} of {epoch} with {held:?}"));
                     }
                 }
             }

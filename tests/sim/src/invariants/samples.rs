@@ -2,7 +2,6 @@
 //! was told of is never run again.
 
 use super::Fact;
-use crate::cluster::job_name;
 use crate::memory::BATCH;
 use crate::plane::samples;
 use crate::world::World;
@@ -23,10 +22,10 @@ impl Samples {
                 *self = Self { term: *term, told: Default::default() };
                 Ok(())
             }
-            Fact::Heard { term, event: Event::Committed { worker, epoch, step, .. } }
+            Fact::Heard { term, event: Event::Committed { job, worker, epoch, step, .. } }
                 if *term == self.term =>
             {
-                let record = world.store.jobs.get(&job_name());
+                let record = world.store.jobs.get(job);
                 let record = record.filter(|record| record.phase == Phase::Running);
                 let layout = record.and_then(|record| record.layout.as_ref());
                 let layout = layout.filter(|layout| layout.epoch == *epoch);
@@ -43,7 +42,7 @@ impl Samples {
                 }
                 _ => Ok(()),
             },
-            Fact::Decided { epoch, step, plan } => {
+            Fact::Decided { epoch, step, plan, job: _ } => {
                 let mut next = (step.0 - 1) * BATCH;
                 for range in samples(&plan.layout, step.0) {
                     if range.start != next {
