@@ -72,6 +72,8 @@ pub enum Fact {
 #[derive(Debug, Default)]
 pub(crate) struct Invariants {
     jobs: BTreeMap<JobName, OfJob>,
+    /// Of the leader of all.
+    term: u64,
     attributed: attributed::Attributed,
 }
 
@@ -133,11 +135,16 @@ impl Invariants {
     /// Names the invariant that is broken, and how.
     pub(crate) fn see(&mut self, world: &mut World, fact: &Fact) -> Result<(), String> {
         let Some(job) = fact.job() else {
+            if let Fact::Leads { term } = fact {
+                self.term = *term;
+            }
             return self.jobs.values_mut().try_for_each(|of_job| of_job.see(world, fact));
         };
-        let of_job = self.jobs.entry(job.clone()).or_default();
+        let new =
+            |one_epoch| OfJob { one_epoch, samples: samples::Samples::under(self.term), ..OfJob::default() };
+        let of_job = self.jobs.entry(job.clone()).or_insert_with(|| new(one_epoch::OneEpoch::default()));
         if fact.begins_anew() {
-            *of_job = OfJob { one_epoch: std::mem::take(&mut of_job.one_epoch), ..OfJob::default() };
+            *of_job = new(std::mem::take(&mut of_job.one_epoch));
         }
         of_job.see(world, fact)?;
         self.attributed.see(world, fact).map_err(|how| format!("ATTRIBUTED: {how}"))

@@ -16,10 +16,14 @@ pub(super) struct Samples {
 }
 
 impl Samples {
+    pub(super) fn under(term: u64) -> Self {
+        Self { term, told: Default::default() }
+    }
+
     pub(super) fn see(&mut self, world: &World, fact: &Fact) -> Result<(), String> {
         match fact {
             Fact::Leads { term } => {
-                *self = Self { term: *term, told: Default::default() };
+                *self = Self::under(*term);
                 Ok(())
             }
             Fact::Heard { term, event: Event::Committed { job, worker, epoch, step, .. } }
