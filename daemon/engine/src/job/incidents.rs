@@ -194,7 +194,7 @@ impl Job {
     pub(crate) fn tell_over(&mut self, ctx: &mut Ctx<'_>, id: u64) {
         let told = self.incidents.ended.iter_mut().rev().find(|incident| incident.id == id);
         if let Some(incident) = told {
-            incident.recovered = Some(ctx.now);
+            incident.recovered = Some(incident.not_before(ctx.now));
             let incident = Box::new(incident.clone());
             ctx.later.push(Command::PersistIncident(incident.clone()));
             ctx.notify(&self.record.name, Notice::Incident(incident));

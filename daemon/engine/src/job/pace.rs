@@ -10,7 +10,7 @@ use crate::state::Ctx;
 use crate::{Activity, Incident, IncidentKind, StepPart, Time};
 use hang::{Evidence, Limits, Member};
 use reknit_layout::job::Reaction;
-use reknit_layout::{Epoch, GpuId, Place, Step, WorkerKey};
+use reknit_layout::{Epoch, GpuId, Incarnation, Place, Step, WorkerKey};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 use straggler::{Track, Verdict, median};
@@ -95,15 +95,20 @@ impl Job {
         }
     }
 
-    /// What an earlier daemon told of a member and did not see end. A straggler is told of anew by what is measured now.
+    /// What an earlier daemon told of a worker and did not see end. Of one that is no member any more it is over as soon as
+    /// the members are looked at.
     pub(crate) fn still_told(&mut self, incident: &Incident) {
-        let member = incident.gpu.as_ref().and_then(|gpu| self.member_on(gpu));
-        let Some(worker) = member.map(|(worker, _)| worker.clone()) else {
+        let Some(gpu) = incident.gpu.clone() else {
             return;
         };
+        let member = self.member_on(&gpu).map(|(worker, _)| worker.clone());
+        let worker = member.unwrap_or(WorkerKey { gpu, incarnation: Incarnation(0) });
         match incident.kind {
             IncidentKind::Frozen => self.pace.hung.insert(worker, incident.id),
-            IncidentKind::Slow => self.pace.slow.insert(worker, incident.id),
+            IncidentKind::Slow => {
+                self.pace.tracks.insert(worker.clone(), Track::told_before());
+                self.pace.slow.insert(worker, incident.id)
+            }
             IncidentKind::WorkerKilled
             | IncidentKind::WorkerExited
             | IncidentKind::GpuLost

@@ -35,6 +35,11 @@ pub(crate) enum Verdict {
 }
 
 impl Track {
+    /// It was named by an earlier daemon, whatever its factor was then.
+    pub(crate) fn told_before() -> Self {
+        Self { told: Some(NAMED), ..Self::default() }
+    }
+
     /// All committed steps took `computed_us` to compute, up to and including `step`.
     pub(crate) fn sample(&mut self, step: Step, computed_us: u64) {
         if let Some((before, computed)) = self.last
