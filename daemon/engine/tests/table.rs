@@ -5,21 +5,17 @@
 // The test's own switch and file.
 #![allow(clippy::disallowed_methods)]
 
-mod world;
-
+use reknit_control_sim::*;
 use reknit_engine::*;
 use reknit_layout::*;
 use std::collections::BTreeSet;
-use world::stories::running;
-use world::worker::killed;
-use world::*;
 
 /// Where a job stands, how it is called, and a world in which it does.
 fn scenes() -> Vec<(&'static str, World)> {
     let submitted = |nodes: &[u32]| {
-        let mut world = World::cluster(7, nodes, Topology::default());
+        let mut world = World::story(7, nodes, Topology::default());
         world.run_ms(50);
-        world.tell(Event::Submit { spec: Box::new(spec(2, 1_000)) });
+        world.tell(Event::Submit { spec: Box::new(spec("demo", 2, 1_000)) });
         world
     };
     let lost = || {
@@ -51,7 +47,7 @@ fn scenes() -> Vec<(&'static str, World)> {
                 world.run_until_phase(Phase::Stopped);
             }
             Phase::Completed => {
-                world = World::with_spec(7, spec(2, 5));
+                world = World::with_spec(7, spec("demo", 2, 5));
                 world.run_until_phase(Phase::Completed);
             }
             Phase::Failed => {
@@ -72,7 +68,7 @@ fn scenes() -> Vec<(&'static str, World)> {
     };
     let preparing = || {
         let mut world = lost();
-        world.run_until("a preparation", |world| world.trace.iter().any(|line| line.starts_with("prepare")));
+        world.run_until("a preparation", |world| world.told.iter().any(|line| line.starts_with("prepare")));
         assert_eq!(world.view().phase, Phase::Resharding);
         world
     };
@@ -191,7 +187,7 @@ fn events(epoch: Epoch, committed: Step) -> Vec<(&'static str, Event)> {
     let unknown = WorkerKey { gpu: GpuId("g99".to_owned()), incarnation: Incarnation(99) };
     let both = vec![(job(), worker(2), 7), (job(), worker(3), 8)];
     let too_few = PlanError::Draft(DraftError::TooFew { needed: 1, found: 0 });
-    let other = || JobSpec { name: "other".to_owned(), ..spec(1, 10) };
+    let other = || spec("other", 1, 10);
     let (training, idle) = (WorkerPhase::Training, WorkerPhase::Idle);
     let now = committed.0;
     vec![
@@ -282,7 +278,7 @@ fn events(epoch: Epoch, committed: Step) -> Vec<(&'static str, Event)> {
             Event::Planned { job: job(), epoch: next, result: Err(too_few.clone()) },
         ),
         ("Planned: an older epoch", Event::Planned { job: job(), epoch, result: Err(too_few) }),
-        ("Submit: under this name", Event::Submit { spec: Box::new(spec(2, 1_000)) }),
+        ("Submit: under this name", Event::Submit { spec: Box::new(spec("demo", 2, 1_000)) }),
         ("Submit: another job", Event::Submit { spec: Box::new(other()) }),
         ("StopJob", Event::StopJob { job: job() }),
         ("Rebalance", Event::Rebalance { job: job() }),
@@ -327,7 +323,7 @@ const KINDS: usize = 23;
 /// Commands in short; what goes to several workers in a row is written once.
 fn told(commands: &[Command]) -> String {
     let mut said: Vec<(String, Vec<String>)> = Vec::new();
-    for line in commands.iter().filter_map(trace::brief) {
+    for line in commands.iter().filter_map(brief) {
         let to: Vec<_> = line.split(' ').filter(|word| word.contains('#')).map(str::to_owned).collect();
         let what: Vec<_> = line.split(' ').filter(|word| !word.contains('#')).collect();
         let what = what.join(" ");
@@ -354,9 +350,9 @@ fn table() -> String {
         for (label, event) in events(view.epoch, view.committed_step) {
             assert!(label.starts_with(kind(&event)), "{label}");
             kinds.insert(kind(&event));
-            let mut state = world.state.clone();
+            let mut state = world.state().clone();
             let late = if label.ends_with("over") { 3_600_000 * MS } else { 0 };
-            let commands = step(&mut state, Time(world.now.0 + late), event);
+            let commands = step(&mut state, Time(world.now().0 + late), event);
             let after = state.job(&job_name()).expect("the job").phase;
             let stays = if after == view.phase { "stays".to_owned() } else { format!("{after:?}") };
             let told = told(&commands);

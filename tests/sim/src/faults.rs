@@ -2,9 +2,10 @@
 
 use crate::agent::{killed, readable};
 use crate::cluster::Who;
-use crate::daemon::{Interrupt, Wish};
+use crate::daemon::Interrupt;
 use crate::net::{MS, Peer, Site};
 use crate::script::NEVER;
+use crate::wish::Wish;
 use crate::worker::STEP_US;
 use crate::world::{What, World};
 use crate::{Fault, Way};
@@ -212,7 +213,7 @@ impl World {
     }
 
     /// Nothing on the node says another word, and no socket of it ends.
-    fn power_fails(&mut self, node: usize, ms: u64) {
+    pub(crate) fn power_fails(&mut self, node: usize, ms: u64) {
         let here = self.workers.iter().filter(|(_, worker)| worker.node == node);
         let here: Vec<_> = here.map(|(who, _)| who.clone()).collect();
         let links = here.iter().filter_map(|who| self.workers.remove(who)?.link.session);

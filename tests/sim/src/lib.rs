@@ -23,6 +23,7 @@ mod sabotage;
 mod script;
 mod store;
 mod story;
+mod wish;
 mod worker;
 mod world;
 

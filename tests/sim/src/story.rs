@@ -16,7 +16,11 @@ pub fn job_name() -> JobName {
 
 /// A job that has trained a few steps.
 pub fn running(tensor: u32) -> World {
-    let mut world = World::with_spec(7, spec("demo", tensor, ENDLESS));
+    running_from(7, tensor)
+}
+
+pub fn running_from(seed: u64, tensor: u32) -> World {
+    let mut world = World::with_spec(seed, spec("demo", tensor, ENDLESS));
     world.run_until_step(3);
     world.told.clear();
     world
@@ -90,8 +94,9 @@ impl World {
         &self.workers[&self.on(gpu).expect("a process")]
     }
 
-    /// The engine takes the event in, and its commands are carried out.
+    /// The engine takes the event in, and its commands are carried out. Whoever it is about may be blamed.
     pub fn tell(&mut self, event: Event) {
+        self.gpus.clone().iter().for_each(|gpu| self.harms_gpu(gpu));
         let leading = self.daemons[0].leading.as_mut();
         leading.expect("a story's daemon leads").inbox.push_back(Input::Told(event));
         self.pump(0);
@@ -222,9 +227,15 @@ impl World {
         self.at(ms * MS, What::Dials(peer));
     }
 
+    /// All that runs on the node is gone, without a word. The agent comes back after `ms`.
+    pub fn loses_power(&mut self, node: &NodeName, ms: u64) {
+        self.harms_node(node);
+        self.power_fails(node_number(node), ms);
+    }
+
     /// It looks for the daemon at once.
     pub fn dials_now(&mut self, node: &NodeName) {
-        self.at(0, What::Dials(Peer::Agent(node_number(node))));
+        self.flap(Peer::Agent(node_number(node)), 0);
     }
 
     /// The daemon's process is replaced: it knows what was stored, and everyone connects again.

@@ -2,7 +2,7 @@
 
 use crate::agent::Agent;
 use crate::cluster::{Cluster, DAEMONS, Who, gpus_of};
-use crate::daemon::{Daemon, Wish};
+use crate::daemon::Daemon;
 use crate::harm::Harm;
 use crate::invariants::{Fact, Invariants};
 use crate::memory::Truth;
@@ -11,6 +11,7 @@ use crate::outcome::Statistics;
 use crate::random::Random;
 use crate::script::NEVER;
 use crate::store::{Store, Write};
+use crate::wish::Wish;
 use crate::worker::Worker;
 use crate::{Fault, Sabotage, Script};
 use reknit_engine::{Event, ExitStatus, JobName, Time};

@@ -31,6 +31,7 @@ impl Samples {
             {
                 let record = world.store.jobs.get(job);
                 let record = record.filter(|record| record.phase == Phase::Running);
+                let record = record.filter(|record| step.0 <= record.spec.run.steps);
                 let layout = record.and_then(|record| record.layout.as_ref());
                 let layout = layout.filter(|layout| layout.epoch == *epoch);
                 if layout.is_some_and(|layout| layout.place_of(worker).is_some()) && *step > self.told.0 {

@@ -1,17 +1,15 @@
 //! What cannot be true changes nothing.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 
-mod world;
-
+use reknit_control_sim::*;
 use reknit_engine::*;
 use reknit_layout::*;
-use world::*;
 
-fn running() -> (World, WorkerKey) {
-    let mut world = World::new(7, 2, 1_000);
+fn member() -> (World, WorkerKey) {
+    let mut world = World::with_spec(7, spec("demo", 2, 1_000));
     world.run_until_phase(Phase::Running);
     world.run_until_step(3);
-    let member = world.on(&gpu(0, 0)).expect("a member");
+    let member = world.on(&gpu(0, 0)).expect("a member").key;
     (world, member)
 }
 
@@ -27,7 +25,7 @@ fn heals(mut world: World) {
 
 #[test]
 fn a_step_beyond_the_jobs_last_is_not_believed() {
-    let (mut world, worker) = running();
+    let (mut world, worker) = member();
     world.tell(Event::Committed {
         job: job_name(),
         worker,
@@ -45,8 +43,8 @@ fn a_step_beyond_the_jobs_last_is_not_believed() {
 
 #[test]
 fn a_state_beyond_the_jobs_last_step_is_not_believed() {
-    let (mut world, worker) = running();
-    let mut state = world.processes[&worker].state.clone();
+    let (mut world, worker) = member();
+    let mut state = world.worker(&gpu(0, 0)).state.clone();
     state.holding.step = Step(u64::MAX);
     world.tell(Event::Quiesced { job: job_name(), worker, state });
     heals(world);
@@ -54,7 +52,7 @@ fn a_state_beyond_the_jobs_last_step_is_not_believed() {
 
 #[test]
 fn only_its_own_agent_says_that_a_worker_ended() {
-    let (mut world, worker) = running();
+    let (mut world, worker) = member();
     let exit = ExitStatus { how: "killed by signal 9".to_owned(), signal: Some(9), status: None };
     let before = world.view().epoch;
     world.tell(Event::WorkerExited {

@@ -1,36 +1,33 @@
 //! Stories of hangs and stragglers.
 
-mod world;
-
+use reknit_control_sim::*;
 use reknit_engine::*;
 use reknit_layout::job::{Reaction, RecoverySpec};
 use reknit_layout::*;
-use world::stories::{assert_no_gap, degrees, fault, run_until_degrees};
-use world::*;
 
 fn running_with(recovery: RecoverySpec) -> World {
-    let mut world = World::with_spec(7, JobSpec { recovery, ..spec(4, 100_000) });
+    let mut world = World::with_spec(7, JobSpec { recovery, ..spec("demo", 4, 100_000) });
     world.run_until_phase(Phase::Running);
     world.run_until_step(12);
-    world.trace.clear();
+    world.told.clear();
     world
 }
 
 fn told(world: &World, kind: IncidentKind) -> Vec<Incident> {
-    let all = world.state.incidents(&job_name());
+    let all = world.incidents();
     all.into_iter().filter(|incident| incident.kind == kind).collect()
 }
 
 fn fences(world: &World) -> usize {
-    world.trace.iter().filter(|line| line.starts_with("fence")).count()
+    world.told.iter().filter(|line| line.starts_with("fence")).count()
 }
 
 #[test]
 fn a_hang_is_acted_on_long_before_the_operation_deadline() {
     let mut world = running_with(RecoverySpec::default());
-    let before = world.now;
+    let before = world.now();
     world.freeze(&gpu(0, 3));
-    run_until_degrees(&mut world, &[3, 4]);
+    world.run_until_degrees(&[3, 4]);
     let incident = fault(&world);
     assert_eq!((incident.kind, incident.place), (IncidentKind::Frozen, Some(Place::new(0, 0, 3))));
     assert!(
@@ -41,10 +38,9 @@ fn a_hang_is_acted_on_long_before_the_operation_deadline() {
     assert!(incident.signal.contains(" of 7 others wait for it since "), "{}", incident.signal);
     assert!(incident.signal.contains(", in the vote of step "), "{}", incident.signal);
     let took = incident.recovered.expect("a step").0 - before.0;
-    assert!(took < world.timeouts.operation().as_micros() as u64, "{took} us");
+    assert!(took < TIMEOUTS.operation().as_micros() as u64, "{took} us");
     assert_eq!(fences(&world), 1, "no false eviction");
-    run_until_degrees(&mut world, &[4, 4]);
-    assert_no_gap(&world);
+    world.run_until_degrees(&[4, 4]);
 }
 
 #[test]
@@ -53,13 +49,12 @@ fn a_pause_shorter_than_a_hang_disturbs_nobody() {
     let epoch = world.view().epoch;
     for index in 0..4 {
         world.freeze(&gpu(1, index));
-        world.run_ms(world.timeouts.hang().as_millis() as u64 * 8 / 10);
+        world.run_ms(TIMEOUTS.hang().as_millis() as u64 * 8 / 10);
         world.thaw(&gpu(1, index));
         let step = world.view().committed_step.0;
         world.run_until_step(step + 5);
     }
-    assert_eq!((world.view().epoch, world.state.incidents(&job_name()).len()), (epoch, 0));
-    assert_no_gap(&world);
+    assert_eq!((world.view().epoch, world.incidents().len()), (epoch, 0));
 }
 
 #[test]
@@ -78,7 +73,7 @@ fn everyone_frozen_at_once_accuses_nobody() {
     }
     let step = world.view().committed_step.0;
     world.run_until_step(step + 5);
-    assert_eq!((fences(&world), world.state.incidents(&job_name()).len()), (0, 0));
+    assert_eq!((fences(&world), world.incidents().len()), (0, 0));
 }
 
 #[test]
@@ -86,7 +81,7 @@ fn a_hang_is_only_told_where_policy_says_so() {
     let mut world = running_with(RecoverySpec { on_hang: Reaction::Report, ..RecoverySpec::default() });
     let (epoch, step) = (world.view().epoch, world.view().committed_step.0);
     world.freeze(&gpu(1, 0));
-    world.run_ms(1_200);
+    world.run_ms(900);
     let incidents = told(&world, IncidentKind::Frozen);
     assert_eq!(incidents.len(), 1, "told once: {incidents:#?}");
     assert_eq!((incidents[0].gpu.clone(), incidents[0].recovered), (Some(gpu(1, 0)), None));
@@ -95,8 +90,7 @@ fn a_hang_is_only_told_where_policy_says_so() {
     let incidents = told(&world, IncidentKind::Frozen);
     assert!(incidents.len() == 1 && incidents[0].recovered.is_some(), "{incidents:#?}");
     assert_eq!((world.view().epoch, fences(&world)), (epoch, 0));
-    assert_eq!(world.incidents[&incidents[0].id].recovered, incidents[0].recovered, "stored as well");
-    assert_no_gap(&world);
+    assert_eq!(world.stored_incident(incidents[0].id).recovered, incidents[0].recovered, "stored as well");
 }
 
 #[test]
@@ -108,7 +102,7 @@ fn a_straggler_is_named_with_its_factor_and_cleared() {
     assert_eq!(incidents.len(), 1, "named once: {incidents:#?}");
     assert_eq!(incidents[0].place, Some(Place::new(1, 0, 2)));
     assert!(incidents[0].signal.contains("36.0 ms a step, 1.80 times as long"), "{}", incidents[0].signal);
-    assert_eq!(degrees(&world), [4, 4], "only told");
+    assert_eq!(world.degrees(), [4, 4], "only told");
     world.slow(&gpu(1, 2), 21_000);
     world.run_ms(10_000);
     let incidents = told(&world, IncidentKind::Slow);
@@ -120,16 +114,7 @@ fn a_larger_share_of_the_work_is_no_slowness() {
     let mut world = running_with(RecoverySpec::default());
     // 0.0.3 is out: the three others of its replica own 4 units where those of the other replica own 3.
     world.tell(Event::DrainGpu { gpu: gpu(0, 3) });
-    run_until_degrees(&mut world, &[3, 4]);
-    let layout = world.view().layout.expect("a layout");
-    let samples: Vec<u32> = layout.batch.clone();
-    for index in 0..4 {
-        // As long as the work of each says.
-        if index < 3 {
-            world.slow(&gpu(0, index), u64::from(samples[0]) * 4 * 2_000);
-        }
-        world.slow(&gpu(1, index), u64::from(samples[1]) * 3 * 2_000);
-    }
+    world.run_until_degrees(&[3, 4]);
     world.run_ms(10_000);
     assert_eq!(told(&world, IncidentKind::Slow), []);
 }
@@ -138,13 +123,24 @@ fn a_larger_share_of_the_work_is_no_slowness() {
 fn a_straggler_is_drained_where_policy_says_so_until_it_is_restored() {
     let mut world = running_with(RecoverySpec { on_straggler: Reaction::Act, ..RecoverySpec::default() });
     world.slow(&gpu(0, 1), 60_000);
-    run_until_degrees(&mut world, &[3, 4]);
+    world.run_until_degrees(&[3, 4]);
     assert_eq!(told(&world, IncidentKind::Slow).len(), 1);
     let planned = told(&world, IncidentKind::Planned);
     assert!(planned.iter().all(|incident| incident.steps_lost == 0), "at a step boundary: {planned:#?}");
     world.run_ms(5_000);
-    assert_eq!(degrees(&world), [3, 4], "it stays out");
+    assert_eq!(world.degrees(), [3, 4], "it stays out");
     world.tell(Event::RestoreGpu { gpu: gpu(0, 1) });
-    run_until_degrees(&mut world, &[4, 4]);
-    assert_no_gap(&world);
+    world.run_until_degrees(&[4, 4]);
+}
+
+#[test]
+fn what_was_told_of_a_straggler_ends_under_a_new_daemon_too() {
+    let mut world = running_with(RecoverySpec::default());
+    world.slow(&gpu(1, 2), 36_000);
+    world.run_until("a word", |world| !told(world, IncidentKind::Slow).is_empty());
+    world.slow(&gpu(1, 2), 20_000);
+    world.restart_daemon();
+    world.run_ms(10_000);
+    let incidents = told(&world, IncidentKind::Slow);
+    assert!(incidents.len() == 1 && incidents[0].recovered.is_some(), "{incidents:#?}");
 }

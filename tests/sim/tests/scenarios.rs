@@ -1,18 +1,15 @@
 //! The job's life, told as short stories with the exact commands.
 
-mod world;
-
+use reknit_control_sim::*;
 use reknit_engine::*;
 use reknit_layout::*;
-use world::stories::*;
-use world::*;
 
 #[test]
 fn starts_all_places_and_trains() {
-    let mut world = World::new(1, 2, 1_000);
+    let mut world = World::with_spec(1, spec("demo", 2, 1_000));
     world.run_until_phase(Phase::Running);
     assert_eq!(
-        world.trace,
+        world.told,
         [
             "persist Pending layout=0 last=0",
             "phase Pending",
@@ -45,11 +42,11 @@ fn starts_all_places_and_trains() {
 #[test]
 fn a_killed_worker_costs_a_reshard_and_its_gpu_comes_back() {
     let mut world = running(2);
-    let before = world.now;
+    let before = world.now();
     world.kill(&gpu(1, 1));
-    run_until_degrees(&mut world, &[2, 1]);
+    world.run_until_degrees(&[2, 1]);
     assert_eq!(
-        world.trace[..18],
+        world.told[..18],
         [
             "persist Quiescing layout=1 last=1",
             "close 1 g00#1",
@@ -85,10 +82,10 @@ fn a_killed_worker_costs_a_reshard_and_its_gpu_comes_back() {
     let took = incident.recovered.expect("recovered").0 - before.0;
     assert!(took < 200 * MS, "{took} us");
 
-    world.trace.clear();
-    run_until_degrees(&mut world, &[2, 2]);
+    world.told.clear();
+    world.run_until_degrees(&[2, 2]);
     assert_eq!(
-        world.trace[..19],
+        world.told[..19],
         [
             "persist Running layout=2 last=2",
             "spawn node-1 g11#5",
@@ -111,29 +108,26 @@ fn a_killed_worker_costs_a_reshard_and_its_gpu_comes_back() {
             "resume 3 g10#3",
         ]
     );
-    let all = world.state.incidents(&job_name());
+    let all = world.incidents();
     let planned = all.last().expect("the rejoin");
     assert_eq!(planned.kind, IncidentKind::Planned);
     assert_eq!(planned.signal, "gpu returned");
     assert_eq!(planned.steps_lost, 0);
-    assert_no_gap(&world);
 }
 
 #[test]
 fn a_plane_failure_that_hits_nobody_reforms_with_all() {
     let mut world = running(2);
-    let keys: Vec<_> = world.processes.keys().cloned().collect();
-    for key in keys {
-        world.at(0, Happening::NoticesFailure(key, Epoch(1)));
+    for gpu in [gpu(0, 0), gpu(0, 1), gpu(1, 0), gpu(1, 1)] {
+        world.plane_fails_at(&gpu, Epoch(1), 0);
     }
     world.run_until("epoch 2", |world| world.view().epoch == Epoch(2));
-    run_until_degrees(&mut world, &[2, 2]);
+    world.run_until_degrees(&[2, 2]);
     let incident = fault(&world);
     assert_eq!(incident.kind, IncidentKind::PlaneFailed);
     assert_eq!((incident.place, &incident.gpu), (None, &None));
     assert!(incident.first_reporter.starts_with("worker "), "{incident:?}");
-    assert_eq!(world.processes.len(), 4, "nobody was condemned");
-    assert_no_gap(&world);
+    assert_eq!(world.workers.len(), 4, "nobody was condemned");
 }
 
 #[test]
@@ -141,8 +135,8 @@ fn a_lost_gpu_is_fenced_named_and_taken_back_when_healthy() {
     let mut world = running(4);
     let lost = gpu(0, 2);
     world.health(&lost, HealthClass::Fatal, "XID 79: GPU has fallen off the bus");
-    run_until_degrees(&mut world, &[3, 4]);
-    assert!(world.trace[0].starts_with("fence node-0 g02#"), "{:?}", world.trace);
+    world.run_until_degrees(&[3, 4]);
+    assert!(world.told[0].starts_with("fence node-0 g02#"), "{:?}", world.told);
     let incident = fault(&world);
     assert_eq!(incident.kind, IncidentKind::GpuLost);
     assert_eq!(incident.signal, "XID 79: GPU has fallen off the bus");
@@ -151,8 +145,7 @@ fn a_lost_gpu_is_fenced_named_and_taken_back_when_healthy() {
     world.run_ms(2_000);
     assert!(world.on(&lost).is_none(), "started on a lost GPU");
     world.health(&lost, HealthClass::Healthy, "");
-    run_until_degrees(&mut world, &[4, 4]);
-    assert_no_gap(&world);
+    world.run_until_degrees(&[4, 4]);
 }
 
 #[test]
@@ -161,7 +154,7 @@ fn the_drivers_word_explains_a_worker_that_died_first() {
     world.kill(&gpu(0, 2));
     world.run_until_phase(Phase::Quiescing);
     world.health(&gpu(0, 2), HealthClass::Fatal, "XID 79: GPU has fallen off the bus");
-    run_until_degrees(&mut world, &[3, 4]);
+    world.run_until_degrees(&[3, 4]);
     let incident = fault(&world);
     assert_eq!(incident.kind, IncidentKind::GpuLost);
     assert!(incident.signal.starts_with("XID 79"));
@@ -172,17 +165,16 @@ fn a_second_kill_at_every_moment_of_a_reshard_ends_in_a_correct_layout() {
     for wait in 0..40 {
         let mut world = running(4);
         world.kill(&gpu(0, 1));
-        let until = Time(world.now.0 + wait * MS / 2);
-        while world.next(until) {}
+        let until = Time(world.now().0 + wait * MS / 2);
+        world.run_until_now(until);
         world.kill(&gpu(1, 3));
-        run_until_degrees(&mut world, &[4, 4]);
-        let all = world.state.incidents(&job_name());
+        world.run_until_degrees(&[4, 4]);
+        let all = world.incidents();
         let faults: Vec<_> = all.iter().filter(|i| i.kind == IncidentKind::WorkerKilled).collect();
         let places: Vec<_> = faults.iter().filter_map(|i| i.place).collect();
         assert_eq!(places.len(), 2, "after {wait}: {all:#?}");
         assert!(places.contains(&Place::new(0, 0, 1)) && places.contains(&Place::new(1, 0, 3)));
         assert!(faults.iter().all(|i| i.recovered.is_some()), "after {wait}");
-        assert_no_gap(&world);
     }
 }
 
@@ -199,15 +191,15 @@ fn both_holders_of_a_unit_lost_is_a_wait_that_names_the_units_and_the_ways_out()
     assert!(text.contains("units") && text.contains("submit it again"), "{text}");
     let survivors = [gpu(0, 0), gpu(0, 2), gpu(0, 3), gpu(1, 0)];
     assert!(survivors.iter().all(|gpu| world.on(gpu).is_some()), "survivors stay");
-    assert!(world.state.refuse_stop(&job_name()).is_none());
+    assert!(world.state().refuse_stop(&job_name()).is_none());
     world.tell(Event::StopJob { job: job_name() });
     world.run_until_phase(Phase::Stopped);
-    assert!(world.processes.is_empty());
+    assert!(world.workers.is_empty());
 }
 
 #[test]
 fn too_few_is_a_wait_that_ends_by_itself() {
-    let mut strict = spec(2, 1_000);
+    let mut strict = spec("demo", 2, 1_000);
     strict.parallel.min_tensor = 2;
     let mut world = World::with_spec(3, strict);
     world.run_until_step(3);
@@ -217,34 +209,33 @@ fn too_few_is_a_wait_that_ends_by_itself() {
     world.run_until_phase(Phase::Waiting);
     let text = world.view().explanation;
     assert!(text.contains("goes on by itself"), "{text}");
-    run_until_degrees(&mut world, &[2, 2]);
-    assert_no_gap(&world);
+    world.run_until_degrees(&[2, 2]);
 }
 
 #[test]
 fn slots_that_do_not_fit_are_a_wait_that_shows_the_figures_and_ends_by_itself() {
     let mut world = running(2);
-    let nominal = world.store[&job_name()].layout.clone().expect("a layout");
-    let needs = [Slot(0), Slot(1)].map(|slot| memory::slot_bytes(&spec(2, 1), &nominal.groups[0], slot));
+    let nominal = world.stored().layout.clone().expect("a layout");
+    let needs =
+        [Slot(0), Slot(1)].map(|slot| memory::slot_bytes(&spec("demo", 2, 1), &nominal.groups[0], slot));
     world.gpu_memory = needs.into_iter().max();
     // Alone its neighbour would hold twice as much.
     world.kill(&gpu(1, 1));
     world.run_until_phase(Phase::Waiting);
     let text = world.view().explanation;
     assert!(text.contains("the slot at 1.0.0 would need") && text.contains("goes on by itself"), "{text}");
-    run_until_degrees(&mut world, &[2, 2]);
-    assert_no_gap(&world);
+    world.run_until_degrees(&[2, 2]);
 }
 
 #[test]
 fn a_second_job_waits_for_free_gpus_and_a_name_is_used_once() {
     let mut world = running(2);
-    let refused = world.state.refuse_submit(&spec(2, 5));
+    let refused = world.state().refuse_submit(&spec("demo", 2, 5));
     assert!(matches!(refused, Some(Refusal::AlreadyExists(_))));
-    let mut other = spec(2, 1_000);
+    let mut other = spec("demo", 2, 1_000);
     other.name = "other".to_owned();
     world.tell(Event::Submit { spec: Box::new(other) });
-    let view = world.state.job(&JobName("other".to_owned())).expect("it");
+    let view = world.state().job(&JobName("other".to_owned())).expect("it");
     assert_eq!(view.phase, Phase::Pending);
     assert!(view.explanation.contains("0 free healthy GPUs"), "{}", view.explanation);
 }
@@ -252,18 +243,17 @@ fn a_second_job_waits_for_free_gpus_and_a_name_is_used_once() {
 #[test]
 fn a_restarted_daemon_disturbs_nothing_while_the_job_trains() {
     let mut world = running(4);
-    let keys: Vec<_> = world.processes.keys().cloned().collect();
+    let keys: Vec<_> = world.workers.keys().cloned().collect();
     world.restart_daemon();
     assert_eq!(world.view().phase, Phase::Rebuilding);
     world.run_until_phase(Phase::Running);
     world.run_until_step(20);
     assert_eq!(world.view().epoch, Epoch(1));
-    assert_eq!(world.processes.keys().cloned().collect::<Vec<_>>(), keys);
-    assert!(world.state.incidents(&job_name()).is_empty());
+    assert_eq!(world.workers.keys().cloned().collect::<Vec<_>>(), keys);
+    assert!(world.incidents().is_empty());
     let orders = ["close", "pause", "prepare", "resume", "stop", "fence", "spawn"];
-    let given = world.trace.iter().any(|line| orders.iter().any(|o| line.starts_with(o)));
-    assert!(!given, "{:?}", world.trace);
-    assert_no_gap(&world);
+    let given = world.told.iter().any(|line| orders.iter().any(|o| line.starts_with(o)));
+    assert!(!given, "{:?}", world.told);
 }
 
 #[test]
@@ -271,15 +261,14 @@ fn a_daemon_killed_at_every_moment_of_a_recovery_finishes_it() {
     for wait in 0..40 {
         let mut world = running(4);
         world.kill(&gpu(0, 1));
-        let until = Time(world.now.0 + wait * MS / 2);
-        while world.next(until) {}
+        let until = Time(world.now().0 + wait * MS / 2);
+        world.run_until_now(until);
         world.restart_daemon();
-        run_until_degrees(&mut world, &[4, 4]);
-        let all = world.state.incidents(&job_name());
+        world.run_until_degrees(&[4, 4]);
+        let all = world.incidents();
         assert!(all.iter().all(|i| i.recovered.is_some()), "after {wait}: {all:#?}");
         let own = all.iter().any(|i| i.place == Some(Place::new(0, 0, 1)));
         assert!(own, "after {wait}: {all:#?}");
-        assert_no_gap(&world);
     }
 }
 
@@ -294,9 +283,8 @@ fn a_daemon_that_dies_between_any_two_commands_comes_back_right() {
                 seen += 1;
                 seen > nth * 7 || world.view().phase == Phase::Running && seen > 100
             });
-            world.crash_after = Some(count);
-            run_until_degrees(&mut world, &[2, 2]);
-            assert_no_gap(&world);
+            world.crash_after(count);
+            world.run_until_degrees(&[2, 2]);
         }
     }
 }
@@ -306,7 +294,7 @@ fn a_worker_lost_while_no_daemon_listens_is_found_missing() {
     let mut world = running(2);
     world.kill(&gpu(0, 1));
     world.restart_daemon();
-    run_until_degrees(&mut world, &[1, 2]);
+    world.run_until_degrees(&[1, 2]);
     let incident = fault(&world);
     assert_eq!(incident.place, Some(Place::new(0, 0, 1)));
     assert_eq!(incident.kind, IncidentKind::WorkerKilled);
@@ -316,44 +304,42 @@ fn a_worker_lost_while_no_daemon_listens_is_found_missing() {
 fn a_drained_gpu_stays_a_source_and_leaves_at_a_step_boundary() {
     let mut world = running(4);
     let leaving = gpu(1, 0);
-    assert_eq!(world.state.refuse_drain(&leaving), None);
+    assert_eq!(world.state().refuse_drain(&leaving), None);
     world.tell(Event::DrainGpu { gpu: leaving.clone() });
-    let pauses = world.trace.iter().filter(|line| line.starts_with("pause")).count();
+    let pauses = world.told.iter().filter(|line| line.starts_with("pause")).count();
     assert_eq!(pauses, 8);
-    run_until_degrees(&mut world, &[4, 3]);
-    assert!(world.trace.iter().any(|line| line.starts_with("plan 2 members=7 holders=8")));
-    assert!(world.trace.iter().any(|line| line.starts_with("stop g10#")));
+    world.run_until_degrees(&[4, 3]);
+    assert!(world.told.iter().any(|line| line.starts_with("plan 2 members=7 holders=8")));
+    assert!(world.told.iter().any(|line| line.starts_with("stop g10#")));
     world.run_ms(1_000);
     assert!(world.on(&leaving).is_none());
-    let all = world.state.incidents(&job_name());
+    let all = world.incidents();
     assert_eq!((all[0].kind, all[0].signal.as_str()), (IncidentKind::Planned, "drain"));
     assert_eq!(all[0].steps_lost, 0);
-    let again = world.state.refuse_drain(&leaving);
+    let again = world.state().refuse_drain(&leaving);
     assert!(matches!(again, Some(Refusal::FailedPrecondition(_))));
     // A new daemon remembers.
     world.restart_daemon();
     world.run_until_phase(Phase::Running);
     world.run_ms(2_000);
-    assert_eq!(degrees(&world), [4, 3]);
+    assert_eq!(world.degrees(), [4, 3]);
     world.tell(Event::RestoreGpu { gpu: leaving });
-    run_until_degrees(&mut world, &[4, 4]);
-    assert_no_gap(&world);
+    world.run_until_degrees(&[4, 4]);
 }
 
 #[test]
 fn a_drain_by_the_agent_is_a_planned_change_too() {
     let mut world = running(4);
     world.health(&gpu(1, 0), HealthClass::Drain, "row remapping pending");
-    run_until_degrees(&mut world, &[4, 3]);
-    let all = world.state.incidents(&job_name());
+    world.run_until_degrees(&[4, 3]);
+    let all = world.incidents();
     assert_eq!(all[0].signal, "drain: row remapping pending");
     assert_eq!(all[0].advice, "do: row remapping pending", "what the agent suggests");
     world.health(&gpu(1, 0), HealthClass::Healthy, "");
-    run_until_degrees(&mut world, &[4, 4]);
+    world.run_until_degrees(&[4, 4]);
     world.run_ms(1_000);
-    let all = world.state.incidents(&job_name());
+    let all = world.incidents();
     assert_eq!((all[1].signal.as_str(), all[1].advice.as_str()), ("gpu returned", "Nothing to do."));
-    assert_no_gap(&world);
 }
 
 #[test]
@@ -362,39 +348,37 @@ fn a_drain_of_a_gpu_that_cannot_be_read_is_a_loss_at_once() {
     let unreadable = gpu(1, 0);
     let key = world.on(&unreadable).expect("it");
     world.health_with(&unreadable, HealthClass::Drain, "XID 64: row remap failed", false);
-    run_until_degrees(&mut world, &[2, 1]);
-    assert!(!world.processes.contains_key(&key), "it was waited for");
+    world.run_until_degrees(&[2, 1]);
+    assert!(!world.workers.contains_key(&key), "it was waited for");
     let incident = fault(&world);
     assert_eq!((incident.kind, incident.gpu), (IncidentKind::GpuLost, Some(unreadable.clone())));
     assert_eq!(incident.advice, "do: XID 64: row remap failed");
     assert!(
-        world.trace.iter().any(|line| line.starts_with("plan 2 members=3 holders=3")),
+        world.told.iter().any(|line| line.starts_with("plan 2 members=3 holders=3")),
         "it was a source: {:?}",
-        world.trace
+        world.told
     );
     world.run_ms(5_000);
     assert_eq!(world.on(&unreadable), None, "it must not come back before it is healthy");
-    assert_no_gap(&world);
 }
 
 #[test]
 fn a_frozen_worker_is_found_fenced_and_replaced() {
     let mut world = running(4);
     world.freeze(&gpu(0, 3));
-    run_until_degrees(&mut world, &[3, 4]);
+    world.run_until_degrees(&[3, 4]);
     let incident = fault(&world);
     assert_eq!(incident.kind, IncidentKind::Frozen);
     assert_eq!(incident.place, Some(Place::new(0, 0, 3)));
-    let fences: Vec<_> = world.trace.iter().filter(|line| line.starts_with("fence")).collect();
+    let fences: Vec<_> = world.told.iter().filter(|line| line.starts_with("fence")).collect();
     assert_eq!(fences.len(), 1, "no false eviction: {fences:?}");
-    run_until_degrees(&mut world, &[4, 4]);
-    assert_no_gap(&world);
+    world.run_until_degrees(&[4, 4]);
 }
 
 #[test]
 fn sessions_that_end_do_not_disturb_training() {
     let mut world = running(2);
-    let keys: Vec<_> = world.processes.keys().cloned().collect();
+    let keys: Vec<_> = world.workers.keys().cloned().collect();
     for key in &keys {
         world.flap_worker(key, 1_500);
     }
@@ -402,40 +386,33 @@ fn sessions_that_end_do_not_disturb_training() {
     world.run_ms(15_000);
     assert_eq!(world.view().epoch, Epoch(1));
     assert_eq!(world.view().phase, Phase::Running);
-    assert!(world.state.incidents(&job_name()).is_empty());
+    assert!(world.incidents().is_empty());
 }
 
 #[test]
 fn a_node_that_is_gone_is_taken_as_lost_after_its_deadlines() {
     let mut world = running(2);
-    // Power cut: neither the agent nor a worker says another word.
-    let keys: Vec<_> = world.processes.iter().filter(|(_, p)| p.node == node(1)).collect();
-    let keys: Vec<_> = keys.into_iter().map(|(key, _)| key.clone()).collect();
-    world.flap_agent(&node(1), 3_600_000);
-    for key in &keys {
-        world.process_ends(key, worker::killed());
-    }
-    run_until_degrees(&mut world, &[2, 0]);
-    let all = world.state.incidents(&job_name());
+    // Neither the agent nor a worker says another word.
+    world.loses_power(&node(1), NEVER);
+    world.run_until_degrees(&[2, 0]);
+    let all = world.incidents();
     assert!(all.iter().all(|i| i.kind == IncidentKind::NodeLost), "{all:#?}");
     assert_eq!(all.len(), 2);
-    assert_no_gap(&world);
 }
 
 #[test]
 fn completes_when_every_member_has_committed_the_last_step() {
-    let mut world = World::new(5, 2, 12);
+    let mut world = World::with_spec(5, spec("demo", 2, 12));
     world.run_until_step(6);
     world.kill(&gpu(0, 0));
     world.run_until_phase(Phase::Completed);
     world.run_ms(3_000);
-    assert!(world.processes.is_empty(), "all were stopped");
-    assert_eq!(world.checks.commits.len(), 12);
-    assert!(world.state.refuse_submit(&spec(2, 12)).is_none());
+    assert!(world.workers.is_empty(), "all were stopped");
+    assert_eq!(world.view().committed_step, Step(12));
+    assert!(world.state().refuse_submit(&spec("demo", 2, 12)).is_none());
     // Under the same name again: epochs and incarnations go on.
-    let last = world.store[&job_name()].clone();
-    world.checks = checks::Checks::default();
-    world.tell(Event::Submit { spec: Box::new(spec(2, 2_000)) });
+    let last = world.stored().clone();
+    world.tell(Event::Submit { spec: Box::new(spec("demo", 2, 2_000)) });
     world.run_until_phase(Phase::Running);
     assert!(world.view().epoch > last.last_epoch);
 }
@@ -443,25 +420,25 @@ fn completes_when_every_member_has_committed_the_last_step() {
 #[test]
 fn stops_from_every_phase() {
     for wait in 0..60 {
-        let mut world = World::new(wait, 2, 1_000);
+        let mut world = World::with_spec(wait, spec("demo", 2, 1_000));
         world.run_ms(wait * 10);
         if let Some(victim) = world.on(&gpu(0, 0)).filter(|_| wait % 2 == 0) {
-            world.process_ends(&victim, worker::killed());
+            world.ends(&victim, killed());
             world.run_ms(wait % 7);
         }
         world.tell(Event::StopJob { job: job_name() });
         world.run_until_phase(Phase::Stopped);
         world.run_ms(5_000);
-        assert!(world.processes.is_empty(), "after {wait}");
+        assert!(world.workers.is_empty(), "after {wait}");
     }
 }
 
 #[test]
 fn a_worker_nobody_knows_is_ended() {
     let mut world = running(2);
-    let mut key = world.on(&gpu(0, 0)).expect("it");
+    let mut key = world.on(&gpu(0, 0)).expect("it").key;
     key.incarnation = Incarnation(99);
-    let state = world.processes.values().next().expect("one").state.clone();
+    let state = world.workers.values().next().expect("one").state.clone();
     world.tell(Event::WorkerConnected {
         job: job_name(),
         worker: key,
@@ -470,24 +447,23 @@ fn a_worker_nobody_knows_is_ended() {
         pid: 1,
         state,
     });
-    assert_eq!(world.trace, ["stop g00#99", "fence node-0 g00#99"]);
+    assert_eq!(world.told, ["stop g00#99", "fence node-0 g00#99"]);
 }
 
 #[test]
 fn a_step_some_survivor_committed_is_rolled_forward_and_any_other_is_run_again() {
     let (mut rolled, mut again) = (0, 0);
-    for wait in 0..160 {
+    for wait in 0..640 {
         let mut world = running(4);
-        let until = Time(world.now.0 + wait * MS / 2);
-        while world.next(until) {}
+        let until = Time(world.now().0 + wait * MS / 4);
+        world.run_until_now(until);
         world.kill(&gpu(0, 1));
-        run_until_degrees(&mut world, &[3, 4]);
-        match world.checks.rolled_forward {
+        world.run_until_degrees(&[3, 4]);
+        match world.rolled_forward() {
             0 => again += 1,
             _ => rolled += 1,
         }
         assert!(fault(&world).steps_lost <= 1);
-        assert_no_gap(&world);
     }
     assert!(rolled > 0 && again > 0, "rolled {rolled}, again {again}");
 }
@@ -500,8 +476,8 @@ fn replicated_parameters_that_differ_twice_fail_the_job() {
     world.run_until_phase(Phase::Failed);
     let text = world.view().explanation;
     assert!(text.contains("REPLICATED"), "{text}");
-    let resumed = world.trace.iter().any(|line| line.starts_with("resume"));
+    let resumed = world.told.iter().any(|line| line.starts_with("resume"));
     assert!(!resumed, "a wrong model was trained on");
     world.run_ms(5_000);
-    assert!(world.processes.is_empty());
+    assert!(world.workers.is_empty());
 }

@@ -1,11 +1,8 @@
 //! Free GPUs that take the places of GPUs that are gone.
 
-mod world;
-
+use reknit_control_sim::*;
 use reknit_engine::*;
 use reknit_layout::*;
-use world::stories::*;
-use world::*;
 
 /// TP2 x DP2, with `spares`, on nodes with so many GPUs.
 fn running_with(spares: u32, nodes: &[u32]) -> World {
@@ -13,9 +10,9 @@ fn running_with(spares: u32, nodes: &[u32]) -> World {
 }
 
 fn running_in(topology: Topology, spares: u32, nodes: &[u32]) -> World {
-    let mut world = World::cluster(7, nodes, topology);
+    let mut world = World::story(7, nodes, topology);
     world.run_ms(100);
-    let mut spec = spec(2, 1_000);
+    let mut spec = spec("demo", 2, 1_000);
     spec.recovery.spares = spares;
     world.tell(Event::Submit { spec: Box::new(spec) });
     world.run_until_phase(Phase::Running);
@@ -35,42 +32,41 @@ fn a_spare_of_the_domain_takes_the_place_and_keeps_it() {
     assert_eq!(seats(&world), ["g00", "g01", "g10", "g11"]);
     world.health(&gpu(0, 1), HealthClass::Fatal, "XID 79");
     // It goes on unevenly first.
-    run_until_degrees(&mut world, &[1, 2]);
-    run_until_degrees(&mut world, &[2, 2]);
+    world.run_until_degrees(&[1, 2]);
+    world.run_until_degrees(&[2, 2]);
     assert_eq!(seats(&world), ["g00", "g02", "g10", "g11"]);
     // The old GPU is a spare now: nothing is started on it, and it serves the next loss.
     world.health(&gpu(0, 1), HealthClass::Healthy, "");
     world.run_ms(5_000);
     assert!(world.on(&gpu(0, 1)).is_none());
     world.health(&gpu(0, 2), HealthClass::Fatal, "XID 48");
-    run_until_degrees(&mut world, &[1, 2]);
-    run_until_degrees(&mut world, &[2, 2]);
+    world.run_until_degrees(&[1, 2]);
+    world.run_until_degrees(&[2, 2]);
     assert_eq!(seats(&world), ["g00", "g01", "g10", "g11"]);
-    assert_no_gap(&world);
 }
 
 #[test]
 fn no_more_spares_are_taken_than_the_job_may_use() {
     let mut world = running_with(1, &[3, 2]);
     world.health(&gpu(0, 0), HealthClass::Fatal, "XID 79");
-    run_until_degrees(&mut world, &[1, 2]);
-    run_until_degrees(&mut world, &[2, 2]);
+    world.run_until_degrees(&[1, 2]);
+    world.run_until_degrees(&[2, 2]);
     world.health(&gpu(0, 1), HealthClass::Fatal, "XID 79");
-    run_until_degrees(&mut world, &[1, 2]);
+    world.run_until_degrees(&[1, 2]);
     world.run_ms(10_000);
-    assert_eq!(degrees(&world), [1, 2]);
+    assert_eq!(world.degrees(), [1, 2]);
     let mut world = running_with(0, &[3, 2]);
     world.health(&gpu(0, 1), HealthClass::Fatal, "XID 79");
     world.run_ms(10_000);
-    assert_eq!(degrees(&world), [1, 2]);
+    assert_eq!(world.degrees(), [1, 2]);
 }
 
 #[test]
 fn a_drained_gpu_is_replaced_too() {
     let mut world = running_with(2, &[3, 2]);
     world.tell(Event::DrainGpu { gpu: gpu(0, 0) });
-    run_until_degrees(&mut world, &[1, 2]);
-    run_until_degrees(&mut world, &[2, 2]);
+    world.run_until_degrees(&[1, 2]);
+    world.run_until_degrees(&[2, 2]);
     assert_eq!(seats(&world), ["g02", "g01", "g10", "g11"]);
     world.run_ms(2_000);
     assert!(world.on(&gpu(0, 0)).is_none(), "the drained GPU is free");
@@ -80,8 +76,8 @@ fn a_drained_gpu_is_replaced_too() {
 fn a_killed_worker_is_started_again_where_it_was() {
     let mut world = running_with(1, &[3, 2]);
     world.kill(&gpu(0, 1));
-    run_until_degrees(&mut world, &[1, 2]);
-    run_until_degrees(&mut world, &[2, 2]);
+    world.run_until_degrees(&[1, 2]);
+    world.run_until_degrees(&[2, 2]);
     assert_eq!(seats(&world), ["g00", "g01", "g10", "g11"]);
 }
 
@@ -92,17 +88,16 @@ fn a_group_that_is_wholly_lost_moves_to_a_domain_with_room_for_all_of_it() {
     for index in 0..2 {
         world.health(&gpu(0, index), HealthClass::Fatal, "gone");
     }
-    run_until_degrees(&mut world, &[0, 2]);
-    run_until_degrees(&mut world, &[2, 2]);
+    world.run_until_degrees(&[0, 2]);
+    world.run_until_degrees(&[2, 2]);
     assert_eq!(seats(&world), ["g30", "g31", "g10", "g11"]);
-    assert_no_gap(&world);
 }
 
 #[test]
 fn a_half_lost_group_does_not_span_domains() {
     let mut world = running_with(2, &[2, 2, 2]);
     world.health(&gpu(0, 0), HealthClass::Fatal, "gone");
-    run_until_degrees(&mut world, &[1, 2]);
+    world.run_until_degrees(&[1, 2]);
     world.run_ms(5_000);
     assert_eq!(seats(&world), ["g01", "g10", "g11"]);
 }
@@ -111,8 +106,8 @@ fn a_half_lost_group_does_not_span_domains() {
 fn a_new_daemon_knows_which_gpus_are_spares() {
     let mut world = running_with(1, &[3, 2]);
     world.health(&gpu(0, 1), HealthClass::Fatal, "XID 79");
-    run_until_degrees(&mut world, &[1, 2]);
-    run_until_degrees(&mut world, &[2, 2]);
+    world.run_until_degrees(&[1, 2]);
+    world.run_until_degrees(&[2, 2]);
     world.restart_daemon();
     world.run_until_phase(Phase::Running);
     let step = world.view().committed_step.0;
@@ -120,9 +115,9 @@ fn a_new_daemon_knows_which_gpus_are_spares() {
     assert_eq!(seats(&world), ["g00", "g02", "g10", "g11"]);
     // The one spare it may use is in use.
     world.health(&gpu(0, 0), HealthClass::Fatal, "XID 79");
-    run_until_degrees(&mut world, &[1, 2]);
+    world.run_until_degrees(&[1, 2]);
     world.run_ms(5_000);
-    assert_eq!(degrees(&world), [1, 2]);
+    assert_eq!(world.degrees(), [1, 2]);
 }
 
 #[test]
@@ -133,7 +128,23 @@ fn described_domains_hold_several_nodes() {
     // Node 1 gives its one GPU to a group with node 2; node 0, a domain of its own, has no room for a group.
     assert_eq!(seats(&world), ["g10", "g20", "g21", "g22"]);
     world.health(&gpu(1, 0), HealthClass::Fatal, "XID 79");
-    run_until_degrees(&mut world, &[1, 2]);
-    run_until_degrees(&mut world, &[2, 2]);
+    world.run_until_degrees(&[1, 2]);
+    world.run_until_degrees(&[2, 2]);
     assert_eq!(seats(&world), ["g23", "g20", "g21", "g22"]);
+}
+
+#[test]
+fn a_worker_whose_place_a_spare_takes_before_it_is_there_leaves() {
+    let mut world = World::story(7, &[3, 2], Topology::default());
+    world.run_ms(100);
+    let mut spec = spec("demo", 2, ENDLESS);
+    spec.recovery.spares = 1;
+    world.tell(Event::Submit { spec: Box::new(spec) });
+    world.run_until("its process", |world| world.on(&gpu(0, 1)).is_some());
+    assert_eq!(world.view().phase, Phase::Starting);
+    world.tell(Event::DrainGpu { gpu: gpu(0, 1) });
+    world.run_until_step(3);
+    assert_eq!(seats(&world), ["g00", "g02", "g10", "g11"]);
+    world.run_ms(3_000);
+    assert_eq!(world.on(&gpu(0, 1)), None);
 }
