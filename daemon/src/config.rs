@@ -221,11 +221,53 @@ impl Config {
         ladder.map_err(|problem| ConfigError::new("timeouts", problem))
     }
 
-    /// As a configuration file, with the reason of every timeout.
+    /// As a configuration file, with every key that may stand there and the reason of every timeout.
     pub fn to_toml(&self) -> Result<String, ConfigError> {
         let text = toml::to_string(self).map_err(|error| ConfigError::new("--print-config", error))?;
-        Ok(format!("{text}\n{}", self.timeouts.explained()))
+        let (own, etcd) = text.split_once("\n[etcd]\n").unwrap_or((&text, ""));
+        let (own_unset, etcd_unset) = (unset(own, &OPTIONAL), unset(etcd, &OPTIONAL_ETCD));
+        Ok(format!("{own}{own_unset}\n[etcd]\n{etcd}{etcd_unset}\n{}", self.timeouts.explained()))
     }
+}
+
+/// What may be absent: key, example, what it is for.
+type Optional = (&'static str, &'static str, &'static str);
+
+const OPTIONAL: [Optional; 3] = [
+    (
+        "advertise",
+        "http://10.0.0.1:7400",
+        "where clients reach this daemon; the bound address when not given",
+    ),
+    (
+        "topology",
+        "/etc/reknit/topology.toml",
+        "which nodes share NVLink; each is a domain of its own when not given",
+    ),
+    ("ready_file", "/run/reknitd.ready", "gets the bound address once the daemon leads"),
+];
+
+const OPTIONAL_ETCD: [Optional; 5] = [
+    (
+        "ca",
+        "/etc/reknit/etcd-ca.pem",
+        "PEM: signs the members' certificates; the endpoints are https:// then",
+    ),
+    (
+        "cert",
+        "/etc/reknit/etcd-client.pem",
+        "PEM: what this daemon shows them, where they ask for it; with its key",
+    ),
+    ("key", "/etc/reknit/etcd-client.key", "PEM: the key of that certificate"),
+    ("user", "reknit", "where etcd has users; with its password"),
+    ("password_file", "/etc/reknit/etcd-password", "holds that user's password"),
+];
+
+/// The keys that `table` lacks, as comments.
+fn unset(table: &str, keys: &[Optional]) -> String {
+    let given = |key: &str| table.lines().any(|line| line.split(" = ").next() == Some(key));
+    let missing = keys.iter().filter(|(key, _, _)| !given(key));
+    missing.map(|(key, example, what)| format!("# {what}\n#{key} = \"{example}\"\n")).collect()
 }
 
 fn one_line(text: &str) -> String {
@@ -261,6 +303,23 @@ mod tests {
         let config = parse(&["--etcd-prefix", "/a/", "--store", "embedded"]).unwrap();
         let text = config.to_toml().unwrap();
         assert_eq!(toml::from_str::<Config>(&text).unwrap(), config);
+    }
+
+    #[test]
+    fn what_is_printed_has_every_key() {
+        // Without what is given each key stands there as a comment; with it, once.
+        let bare = parse(&[]).unwrap().to_toml().unwrap();
+        let uncommented: Vec<_> = bare.lines().map(|line| line.strip_prefix('#').unwrap_or(line)).collect();
+        let keys = uncommented.iter().filter(|line| !line.starts_with(' ')).copied();
+        let full: Config = toml::from_str(&keys.collect::<Vec<_>>().join("\n")).unwrap();
+        let Config { advertise, topology, ready_file, etcd, .. } = &full;
+        let EtcdConfig { ca, cert, key, user, password_file, .. } = etcd;
+        assert!([advertise, user].iter().all(|value| value.is_some()), "{bare}");
+        let files = [topology, ready_file, ca, cert, key, password_file];
+        assert!(files.iter().all(|value| value.is_some()), "{bare}");
+        let printed = full.to_toml().unwrap();
+        assert!(!printed.lines().any(|line| line.starts_with('#') && !line.starts_with("# ")), "{printed}");
+        assert_eq!(toml::from_str::<Config>(&printed).unwrap(), full);
     }
 
     #[test]

@@ -24,6 +24,7 @@ fn run() -> Result<(), Failure> {
     let flags = Flags::parse_or_refuse()?;
     let config = Config::from_flags(&flags)?;
     if flags.print_config {
+        config.read_topology()?;
         print!("{}", config.to_toml()?);
         return Ok(());
     }

@@ -44,6 +44,8 @@ fn bad_configuration_is_one_line_and_status_64() {
         (&["--config", file], &[], "line 2: unknown field `operation_msec`"),
         (&["--store", "etcd"], &[], "--endpoints"),
         (&["--operation-ms", "1"], &[], "operation_ms = 1"),
+        (&["--print-config", "--topology", "/no/such/topology"], &[], "/no/such/topology"),
+        (&["--print-config", "--topology", file], &[], "topology: "),
         (&[], &[("REKNITD_LISTN", "x")], "REKNITD_LISTN"),
         (&[], &[("REKNITD_LISTEN", "x")], "--listen"),
     ];
