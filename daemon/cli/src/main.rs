@@ -41,6 +41,9 @@ enum Command {
     /// Measure Reknit itself.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
+    /// Show which daemon leads.
+    #[command(subcommand)]
+    Daemon(commands::daemon::DaemonCommand),
     /// Show nodes and their GPUs; quiesce, resume and probe a node.
     #[command(subcommand)]
     Node(commands::node::NodeCommand),
@@ -141,6 +144,7 @@ fn run(command: Command) -> Result<(), Failure> {
             Command::Job(command) => commands::job::run(command).await,
             Command::Plan(args) => plan::run(&args),
             Command::Bench(command) => bench::run(&command).await,
+            Command::Daemon(command) => commands::daemon::run(command).await,
             Command::Node(command) => commands::node::run(command).await,
             Command::Gpu(command) => commands::gpu::run(command).await,
             Command::Incidents { job, remote } => commands::incidents::list(&job, &remote).await,

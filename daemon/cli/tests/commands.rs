@@ -105,6 +105,35 @@ impl Drop for Daemon {
 }
 
 #[test]
+fn the_daemon_that_leads_is_shown_and_that_none_does_is_a_failure() {
+    let daemon = Daemon::start();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let nobody = format!("http://127.0.0.1:{port}");
+    let both = format!("{nobody},{}", daemon.address);
+    let shown = reknit(&["daemon", "list", "--format", "json", "--daemon", &both]);
+    assert!(shown.status.success(), "{shown:?}");
+    let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
+    assert_eq!((&shown[0]["daemon"], &shown[0]["role"]), (&nobody.as_str().into(), &serde_json::Value::Null));
+    assert_eq!(
+        (&shown[1]["leader"], &shown[1]["role"]),
+        (&daemon.address.as_str().into(), &"leading".into())
+    );
+    let output = reknit(&["daemon", "list", "--daemon", &nobody]);
+    assert_eq!(output.status.code(), Some(69));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("no answer"), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no daemon leads"), "{output:?}");
+}
+
+#[test]
+fn a_stopped_daemon_is_not_told_to_be_started() {
+    let daemon = Daemon::start();
+    rustix::process::kill_process(Pid::from_child(&daemon.process), rustix::process::Signal::STOP).unwrap();
+    let (status, error) = refused(&["job", "list", "--daemon", &daemon.address]);
+    assert_eq!(status, 69);
+    assert!(error.contains("may be stopped") && !error.contains("start reknitd"), "{error}");
+}
+
+#[test]
 fn what_is_not_there_is_told_with_the_command_that_lists_what_is() {
     let daemon = Daemon::start();
     for (command, name, list) in [
