@@ -11,7 +11,7 @@ use support::peers::{Node, Told};
 use support::{Daemon, submit, wait_for_job};
 
 fn running(step: u64) -> impl Fn(&v1::Job) -> bool {
-    move |job| job.phase == "Running" && job.committed_step >= step
+    move |job| job.phase == "Running" && job.committed_step() >= step
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -24,8 +24,8 @@ async fn a_job_runs_outlives_its_daemon_and_a_worker() {
 
     submit(&mut admin, "j").await;
     let first = wait_for_job(&mut admin, "j", running(1)).await;
-    assert_eq!((first.committed_step, first.workers.len()), (1, 4));
-    assert_eq!(first.last_loss, 5.0);
+    assert_eq!((first.committed_step(), first.workers.len()), (1, 4));
+    assert_eq!((first.last_loss, first.live), (Some(5.0), true));
 
     let mut tickets = BTreeSet::new();
     let mut prepared = 0;
@@ -53,7 +53,7 @@ async fn a_job_runs_outlives_its_daemon_and_a_worker() {
     let mut daemon = Daemon::start(&["--listen", &address, "--state-dir", state]);
     let mut admin = daemon.admin().await;
     let again = wait_for_job(&mut admin, "j", running(1)).await;
-    assert_eq!((again.epoch, again.committed_step), (first.epoch, 1));
+    assert_eq!((again.epoch, again.committed_step()), (first.epoch, 1));
     for _ in 0..4 {
         let told = node.next_told().await;
         assert!(matches!(told, Told::Welcome { .. }), "{told:?}");
@@ -84,6 +84,40 @@ async fn a_job_runs_outlives_its_daemon_and_a_worker() {
     for ticket in tickets.iter().chain([&told.1]) {
         assert!(!log.contains(&format!("{ticket:?}")), "{log}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_daemon_does_not_know_it_does_not_tell_and_where_a_job_ended_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::embedded(dir.path());
+    let address = daemon.address.clone();
+    let mut admin = daemon.admin().await;
+    let mut node = Node::start(address.clone(), 4);
+    submit(&mut admin, "j").await;
+    wait_for_job(&mut admin, "j", running(1)).await;
+    daemon.kill();
+
+    // Nobody finds this one, so it hears nothing.
+    let alone = Daemon::embedded(dir.path());
+    let request = v1::GetJobRequest { name: "j".to_owned() };
+    let job = alone.admin().await.get_job(request.clone()).await.unwrap().into_inner();
+    assert_eq!((job.phase.as_str(), job.live), ("Rebuilding", false));
+    assert_eq!((job.committed_step, job.last_loss), (None, None));
+    alone.kill();
+
+    let state = dir.path().to_str().unwrap();
+    let daemon = Daemon::start(&["--listen", &address, "--state-dir", state]);
+    let mut admin = daemon.admin().await;
+    wait_for_job(&mut admin, "j", running(1)).await;
+    admin.stop_job(v1::StopJobRequest { name: "j".to_owned() }).await.unwrap();
+    (0..4).for_each(|gpu| node.kill_worker(&format!("GPU-{gpu}")));
+    let ended = wait_for_job(&mut admin, "j", |job| job.phase == "Stopped").await;
+    assert_eq!((ended.committed_step, ended.last_loss, ended.live), (Some(1), Some(5.0), true));
+    daemon.kill();
+
+    let later = Daemon::embedded(dir.path());
+    let job = later.admin().await.get_job(request).await.unwrap().into_inner();
+    assert_eq!((job.phase.as_str(), job.committed_step, job.last_loss), ("Stopped", Some(1), Some(5.0)));
 }
 
 #[tokio::test(flavor = "multi_thread")]

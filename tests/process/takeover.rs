@@ -170,7 +170,7 @@ async fn training_outlives_etcds_leader_and_twenty_seconds_without_a_quorum() ->
     let after = pids(&lab).await?;
     ensure!(before.difference(&after).collect::<Vec<_>>() == [&victim], "more than one worker was lost");
 
-    let step = lab.job().await?.committed_step;
+    let step = lab.job().await?.committed_step();
     etcd_quorum(&lab, Signal::STOP)?;
     // What is tested is that time.
     tokio::time::sleep(Duration::from_secs(20)).await;

@@ -50,12 +50,9 @@ enum Command {
     /// Show a GPU; take GPUs out and let them in again; limit their power.
     #[command(subcommand)]
     Gpu(commands::gpu::GpuCommand),
-    /// What failed in a job, how long each phase of the recovery took, what it cost.
-    Incidents {
-        job: String,
-        #[command(flatten)]
-        remote: Remote,
-    },
+    /// What failed in a job, when, where, and how long the recovery took; with --id, each phase of it, what it cost and
+    /// what to do.
+    Incidents(commands::incidents::IncidentsArgs),
     /// What happens, as it happens, until Ctrl-C. Times are UTC; in JSON microseconds since 1970.
     Events {
         /// All jobs when not given.
@@ -147,7 +144,7 @@ fn run(command: Command) -> Result<(), Failure> {
             Command::Daemon(command) => commands::daemon::run(command).await,
             Command::Node(command) => commands::node::run(command).await,
             Command::Gpu(command) => commands::gpu::run(command).await,
-            Command::Incidents { job, remote } => commands::incidents::list(&job, &remote).await,
+            Command::Incidents(args) => commands::incidents::run(&args).await,
             Command::Events { job, kind, remote } => commands::events::watch(job, &kind, &remote).await,
             // It never comes here: it needs no runtime.
             Command::Launch { .. } => Ok(()),

@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::table::Table;
 use std::io::Write;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
@@ -37,10 +38,18 @@ pub(crate) fn print_lines(lines: &[String]) -> Result<(), Failure> {
 
 /// `2026-11-30T03:13:18.123Z` for microseconds since the Unix epoch.
 pub(crate) fn time_text(us: u64) -> String {
+    humantime::format_rfc3339_millis(time(us)).to_string()
+}
+
+/// `2026-11-30T03:13:18Z`
+pub(crate) fn second_text(us: u64) -> String {
+    humantime::format_rfc3339_seconds(time(us)).to_string()
+}
+
+fn time(us: u64) -> SystemTime {
     // Years are written with four digits.
     const LATEST: u64 = 253_402_300_799_999_999;
-    let time = std::time::UNIX_EPOCH + std::time::Duration::from_micros(us.min(LATEST));
-    humantime::format_rfc3339_millis(time).to_string()
+    UNIX_EPOCH + Duration::from_micros(us.min(LATEST))
 }
 
 /// `7.0 MiB`: powers of 1024, as a topology's `memory_gib`.

@@ -92,8 +92,9 @@ impl Shell {
     /// Until the job trains again after such a fault.
     #[track_caller]
     fn until_recovered(&self, kind: &str, degrees: &str) {
-        self.until(&["incidents", "by-hand"], 1, &[kind, degrees]);
-        self.until(&["incidents", "by-hand"], 0, &[" open "]);
+        self.until(&["incidents", "by-hand"], 1, &[kind, " recovered "]);
+        let degrees = format!("\"degrees_after\":{degrees}");
+        self.until(&["incidents", "by-hand", "--format", "json"], 1, &[kind, &degrees]);
     }
 }
 
@@ -125,12 +126,13 @@ fn the_commands_of_the_document_do_what_it_says() {
     let (job, _) = run(&mut shell, "reknit job show");
     assert!(job.contains("1.0.2"), "{job}");
     run(&mut shell, "kill -9");
-    shell.until_recovered("worker_killed", "[4, 4] -> [4, 3]");
+    shell.until_recovered("worker_killed", "[4,3]");
     shell.until_running("[4, 4]");
     let (incidents, _) = run(&mut shell, "reknit incidents");
     assert!(incidents.contains("worker_killed"), "{incidents}");
+    assert!(incidents.contains("\nSEEN BY ") && incidents.contains("\nreshard "), "{incidents}");
     run(&mut shell, "lost=true");
-    shell.until_recovered("gpu_lost", "[4, 4] -> [3, 4]");
+    shell.until_recovered("gpu_lost", "[3,4]");
     run(&mut shell, "lost=false");
     shell.until_running("[4, 4]");
     run(&mut shell, "reknit gpu drain node-0/1");

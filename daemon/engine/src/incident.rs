@@ -14,6 +14,9 @@ pub struct Incident {
     pub kind: IncidentKind,
     pub place: Option<Place>,
     pub gpu: Option<GpuId>,
+    /// The GPU's number on its node.
+    #[serde(default)]
+    pub index: Option<u32>,
     pub node: Option<NodeName>,
     /// What was seen, in words.
     pub signal: String,

@@ -1,7 +1,7 @@
 //! What is stored of a job.
 
 use crate::JobName;
-use reknit_layout::{Epoch, GpuId, Incarnation, JobSpec, Layout, Place};
+use reknit_layout::{Epoch, GpuId, Incarnation, JobSpec, Layout, Place, Step};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,6 +24,14 @@ pub struct JobRecord {
     /// Taken out by an operator.
     pub drained: BTreeSet<GpuId>,
     pub last_incident: u64,
+    /// Incidents up to this one are of earlier runs under the same name.
+    #[serde(default)]
+    pub earlier_incidents: u64,
+    /// Where training stood when the job ended or was told to; before that it is not stored.
+    #[serde(default)]
+    pub committed_step: Step,
+    #[serde(default)]
+    pub last_loss: Option<f64>,
     /// Which GPU fills which nominal place. Assigned once, when enough healthy GPUs are known.
     #[serde(default)]
     pub places: BTreeMap<Place, GpuId>,
@@ -46,6 +54,9 @@ impl JobRecord {
             ever_committed: false,
             drained: BTreeSet::new(),
             last_incident: 0,
+            earlier_incidents: 0,
+            committed_step: Step(0),
+            last_loss: None,
             places: BTreeMap::new(),
             replaced: BTreeMap::new(),
         }

@@ -322,6 +322,7 @@ impl Engine<'_> {
             record.last_epoch = old.record.last_epoch;
             record.last_incarnation = old.record.last_incarnation;
             record.last_incident = old.record.last_incident;
+            record.earlier_incidents = old.record.last_incident;
             workers.clone_from(&old.workers);
             ended.clone_from(&old.incidents.ended);
         }

@@ -10,6 +10,11 @@ pub struct JobView {
     pub name: JobName,
     pub phase: Phase,
     pub explanation: String,
+    /// What is told of workers and steps is so now. False in stand-by and before everyone was heard: only what was stored is
+    /// known, of a job that has ended where it stood then.
+    pub live: bool,
+    /// Incidents up to this one are of earlier runs under the same name.
+    pub earlier_incidents: u64,
     /// Of the committed layout; 0 before the first.
     pub epoch: Epoch,
     pub committed_step: Step,
@@ -21,17 +26,15 @@ pub struct JobView {
 impl JobView {
     /// What the store tells of a job. Only the daemon that leads knows its workers and the steps since the layout.
     pub fn stored(record: JobRecord) -> Self {
-        let why = if record.explanation.is_empty() { "" } else { "; " };
         Self {
             phase: record.phase,
-            explanation: format!(
-                "{}{why}as stored: the daemon that leads knows workers and steps",
-                record.explanation
-            ),
+            explanation: record.explanation,
+            live: false,
+            earlier_incidents: record.earlier_incidents,
             epoch: record.layout.as_ref().map_or(Epoch(0), |layout| layout.epoch),
-            committed_step: Step(0),
+            committed_step: record.committed_step,
             layout: record.layout,
-            last_loss: None,
+            last_loss: record.last_loss,
             workers: Vec::new(),
             name: record.name,
         }
@@ -160,10 +163,12 @@ fn job_view(job: &Job) -> JobView {
         name: job.record.name.clone(),
         phase: job.record.phase,
         explanation: job.record.explanation.clone(),
+        live: job.record.phase != Phase::Rebuilding,
+        earlier_incidents: job.record.earlier_incidents,
         epoch: job.epoch(),
-        committed_step: job.committed,
+        committed_step: job.committed.max(job.record.committed_step),
         layout: job.record.layout.clone(),
-        last_loss: job.vote.map(|vote| vote.loss),
+        last_loss: job.vote.map(|vote| vote.loss).or(job.record.last_loss),
         workers,
     }
 }

@@ -118,9 +118,7 @@ fn as_text(event: &JobEvent) -> Option<String> {
             "layout of epoch {}: degrees {:?}, {} bytes moved, from step {}",
             layout.epoch, layout.degrees, layout.bytes_moved, layout.resume_step
         ),
-        Some(Event::Incident(incident)) => {
-            format!("incident {}: {} at {}: {}", incident.id, incident.kind, incident.place, incident.signal)
-        }
+        Some(Event::Incident(incident)) => incidents::headline(incident),
         Some(Event::Worker(worker)) => {
             format!("worker {} on {} (pid {}): {}", worker.place, worker.node, worker.pid, worker.state)
         }

@@ -12,6 +12,9 @@ use reknit_proto::v1::{
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
+/// The phase in which a new leader hears what there is: it knows no more of a job than the store.
+const REBUILDING: &str = "Rebuilding";
+
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum JobCommand {
     /// Start the job that a file describes.
@@ -63,7 +66,9 @@ pub(crate) async fn run(command: JobCommand) -> Result<(), Failure> {
                 connect(&remote.daemon).await?.list_jobs(ListJobsRequest {}).await.map_err(refused)?;
             let jobs = answer.into_inner().jobs;
             let json: Value = jobs.iter().map(as_json).collect();
-            remote.format.print(&json, &as_table(&jobs))
+            remote.format.print(&json, &as_table(&jobs))?;
+            tell_if_stored(&jobs);
+            Ok(())
         }
         JobCommand::Show { name, remote } => {
             let request = GetJobRequest { name };
@@ -179,6 +184,17 @@ fn show(job: &Job, remote: &Remote) -> Result<(), Failure> {
             }
             print_lines(&lines)
         }
+    }?;
+    tell_if_stored(std::slice::from_ref(job));
+    Ok(())
+}
+
+/// On stderr, where it is in nobody's way: what is shown is not how things are now.
+pub(super) fn tell_if_stored(jobs: &[Job]) {
+    if jobs.iter().any(|job| !job.live && job.phase != REBUILDING) {
+        tell(
+            "no leader answers: as stored, without workers and steps; `reknit daemon list` shows every daemon",
+        );
     }
 }
 
@@ -190,8 +206,8 @@ fn as_table(jobs: &[Job]) -> Table {
             job.name.clone(),
             job.phase.clone(),
             job.epoch.to_string(),
-            job.committed_step.to_string(),
-            if job.committed_step == 0 { "-".to_owned() } else { format!("{:.4}", job.last_loss) },
+            job.committed_step.map_or("-".to_owned(), |step| step.to_string()),
+            job.last_loss.map_or("-".to_owned(), |loss| format!("{loss:.4}")),
             degrees,
             job.explanation.clone(),
         ]);
@@ -223,8 +239,8 @@ fn as_json(job: &Job) -> Value {
     });
     json!({
         "name": job.name, "phase": job.phase, "explanation": job.explanation, "epoch": job.epoch,
-        "committed_step": job.committed_step, "last_loss": job.last_loss, "layout": layout(job),
-        "workers": workers.collect::<Vec<_>>(),
+        "live": job.live, "committed_step": job.committed_step, "last_loss": job.last_loss,
+        "layout": layout(job), "workers": job.live.then(|| workers.collect::<Vec<_>>()),
     })
 }
 

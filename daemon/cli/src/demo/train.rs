@@ -223,10 +223,10 @@ impl Run<'_> {
     /// The job is complete; what the daemon says in the end must agree with what was seen.
     async fn finish(mut self) -> Result<Record, Failure> {
         let job = self.job().await?;
-        if job.committed_step != self.record.committed() {
+        if job.committed_step() != self.record.committed() {
             return Err(Failure::Failed(format!(
                 "the daemon has {} committed steps, but events told of {}",
-                job.committed_step,
+                job.committed_step(),
                 self.record.committed()
             )));
         }

@@ -21,6 +21,7 @@ impl Job {
             | Stage::Rebuilding { .. } => {}
         }
         self.set_phase(ctx, Phase::Draining, "stopped by an operator");
+        self.keep_progress();
         self.persist(ctx);
         self.stage = Stage::Draining { not_before: ctx.now };
         self.stop_all(ctx, "the job is stopped");
@@ -92,9 +93,18 @@ impl Job {
 
     fn end(&mut self, ctx: &mut Ctx<'_>, phase: Phase, explanation: &str) {
         self.set_phase(ctx, phase, explanation);
+        self.keep_progress();
         self.persist(ctx);
         self.stop_all(ctx, "the job has ended");
         self.close_incidents(ctx);
         self.stage = Stage::Ended;
+    }
+
+    /// For those who ask when its workers are gone, and perhaps this daemon too.
+    fn keep_progress(&mut self) {
+        if self.committed > self.record.committed_step {
+            self.record.committed_step = self.committed;
+            self.record.last_loss = self.vote.map(|vote| vote.loss);
+        }
     }
 }

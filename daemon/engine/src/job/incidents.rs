@@ -136,6 +136,7 @@ impl Job {
                 open.worker = Some(worker.clone());
                 open.incident.place = place;
                 open.incident.gpu = Some(worker.gpu.clone());
+                open.incident.index = ctx.cluster.gpu(&worker.gpu).map(|(_, _, gpu)| gpu.index);
                 open.incident.node = node.or(open.incident.node.take());
             }
             None => self.open_incident(ctx, Some(worker), node, sighting),
@@ -216,6 +217,7 @@ impl Job {
             kind: sighting.kind,
             place: worker.and_then(|worker| self.place_of_gpu(&worker.gpu)),
             gpu: worker.map(|worker| worker.gpu.clone()),
+            index: worker.and_then(|worker| ctx.cluster.gpu(&worker.gpu)).map(|(_, _, gpu)| gpu.index),
             node,
             signal: sighting.signal,
             first_reporter: sighting.reporter,

@@ -36,17 +36,20 @@ pub fn job(view: JobView) -> Result<v1::Job, serde_json::Error> {
         pid: worker.pid,
         state: worker.state,
     });
+    let known = view.live || view.phase.ended();
     Ok(v1::Job {
         workers: workers.collect(),
+        live: view.live,
+        earlier_incidents: view.earlier_incidents,
         phase: phase(view.phase).to_owned(),
         explanation: view.explanation,
         epoch: view.epoch.0,
-        committed_step: view.committed_step.0,
+        committed_step: known.then_some(view.committed_step.0),
         layout: match &view.layout {
             Some(layout) => serde_json::to_vec(layout)?,
             None => Vec::new(),
         },
-        last_loss: view.last_loss.unwrap_or_default(),
+        last_loss: view.last_loss.filter(|_| known),
         name: view.name.0,
     })
 }
@@ -149,6 +152,8 @@ pub fn incident(incident: Incident) -> v1::Incident {
         degrees_before: incident.degrees_before,
         degrees_after: incident.degrees_after,
         advice: incident.advice,
+        told: incident.told,
+        index: incident.index,
     }
 }
 
