@@ -92,7 +92,7 @@ async fn what_a_daemon_does_not_know_it_does_not_tell_and_where_a_job_ended_is_k
     let daemon = Daemon::embedded(dir.path());
     let address = daemon.address.clone();
     let mut admin = daemon.admin().await;
-    let mut node = Node::start(address.clone(), 4);
+    let node = Node::start(address.clone(), 4);
     submit(&mut admin, "j").await;
     wait_for_job(&mut admin, "j", running(1)).await;
     daemon.kill();
