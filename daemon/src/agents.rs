@@ -44,6 +44,8 @@ pub struct Agent {
     /// From the last heartbeat, and when that came.
     pub states: BTreeMap<GpuId, v1::GpuState>,
     pub heard: Time,
+    /// The instance of another agent under this name that was refused last.
+    refused: String,
     /// The highest number of a transition that was taken.
     taken: u64,
     /// Lower numbers are history: the hello told already what came of them.
@@ -82,6 +84,12 @@ impl Agents {
         self.known.get(node)
     }
 
+    /// Whether another agent under this name is refused for the first time since one was welcomed.
+    pub fn refuses_first(&mut self, node: &NodeName, instance: &str) -> bool {
+        let agent = self.known.get_mut(node);
+        agent.is_none_or(|agent| std::mem::replace(&mut agent.refused, instance.to_owned()) != instance)
+    }
+
     /// Its hello: the first of a session, or a later one.
     pub fn greeted(&mut self, node: &NodeName, now: Time, greeting: Greeting) {
         let agent = self.known.entry(node.clone()).or_default();
@@ -90,6 +98,7 @@ impl Agents {
             agent.taken = 0;
         }
         agent.live_from = greeting.next_sequence;
+        agent.refused.clear();
         agent.instance = greeting.instance;
         agent.version = greeting.version;
         agent.observability = greeting.observability;

@@ -5,6 +5,7 @@
 mod support;
 
 use reknit_proto::v1;
+use rustix::process::Signal;
 use std::path::Path;
 use support::{Daemon, PATIENCE};
 use tokio::sync::mpsc;
@@ -129,12 +130,13 @@ async fn health_seen(events: &mut Streaming<v1::JobEvent>) -> (u64, Class) {
 async fn a_second_agent_under_one_name_is_refused_until_the_first_is_silent() {
     let dir = tempfile::tempdir().unwrap();
     // A heartbeat every 100 ms: 300 ms without one is silence.
-    let daemon = embedded(dir.path(), "500");
+    let mut daemon = embedded(dir.path(), "500");
     let mut first = Agent::open(&daemon, hello("one", 1)).await.unwrap();
     let refused = Agent::open(&daemon, hello("two", 1)).await.map(|_| ()).unwrap_err();
     assert_eq!(refused.code(), tonic::Code::AlreadyExists);
     assert!(refused.message().contains("another agent is connected as n0"), "{refused}");
     assert!(refused.message().contains("--node"), "{refused}");
+    Agent::open(&daemon, hello("two", 1)).await.map(|_| ()).unwrap_err();
     first.say(transition(1, Class::Predict, "warm")).await;
     first.acknowledged(1).await;
 
@@ -148,6 +150,10 @@ async fn a_second_agent_under_one_name_is_refused_until_the_first_is_silent() {
     let _third = Agent::open(&daemon, hello("two", 1)).await.unwrap();
     assert_eq!(node(&daemon).await.link(), v1::NodeLink::Connected);
     drop(second);
+    daemon.signal(Signal::TERM);
+    daemon.wait_for_log("stopping");
+    let refusals = daemon.log.iter().filter(|line| line.contains("a second agent under this name"));
+    assert_eq!(refusals.count(), 1, "{:?}", daemon.log);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -80,6 +80,15 @@ impl Gpu {
     }
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Hindrance {
+    Drained,
+    /// Fatal, to be reset, or nothing is known of it.
+    Unfit,
+    /// Its agent is not heard.
+    Away,
+}
+
 /// A worker may be started on a GPU of this class.
 fn fit(health: HealthClass) -> bool {
     match health {
@@ -161,9 +170,20 @@ impl Cluster {
 
     /// Where a worker for the GPU may be started and since when, if it may.
     pub(crate) fn may_start(&self, gpu: &GpuId) -> Option<(&NodeName, Time)> {
-        let (name, node, found) = self.gpu(gpu)?;
-        let may = node.connected() && fit(found.health) && !self.drained.contains(gpu);
-        may.then_some((name, found.fit_since))
+        let (name, _, found) = self.gpu(gpu)?;
+        self.hindrance(gpu).is_none().then_some((name, found.fit_since))
+    }
+
+    /// Why no worker may be started on a GPU that some agent has named.
+    pub(crate) fn hindrance(&self, gpu: &GpuId) -> Option<Hindrance> {
+        let (_, node, found) = self.gpu(gpu)?;
+        if !node.connected() {
+            Some(Hindrance::Away)
+        } else if self.drained.contains(gpu) {
+            Some(Hindrance::Drained)
+        } else {
+            (!fit(found.health)).then_some(Hindrance::Unfit)
+        }
     }
 
     /// What to do about a GPU that its agent takes out.

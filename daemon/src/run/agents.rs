@@ -24,7 +24,10 @@ impl Coordinator {
     ) -> Result<(), Failure> {
         let other = self.known.get(&node).is_some_and(|agent| agent.instance != greeting.instance);
         if other && self.agents.is_open(&node) {
-            tracing::warn!(%node, "a second agent under this name is refused");
+            // It tries again for as long as it lives.
+            if self.known.refuses_first(&node, &greeting.instance) {
+                tracing::warn!(%node, "a second agent under this name is refused");
+            }
             session.refuse(Status::already_exists(format!(
                 "another agent is connected as {node}: stop it, or give each its own --node"
             )));

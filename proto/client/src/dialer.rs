@@ -7,7 +7,7 @@ use std::future::Future;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::transport::Channel;
-use tonic::{Response, Status, Streaming};
+use tonic::{Code, Response, Status, Streaming};
 use tracing::{info, warn};
 
 /// From the connection to the daemon's first order.
@@ -132,6 +132,10 @@ impl Dialer {
         if self.is_news(&daemon, &why) {
             warn!(daemon, why, "no session with the daemon; trying again");
         }
+        if ended.is_the_leaders_word() {
+            // The others would only point to it.
+            return sleep(LONGEST_PAUSE).await;
+        }
         match self.daemons.failed(ended.leader()) {
             Next::AtOnce => {}
             Next::AfterAPause => {
@@ -147,6 +151,21 @@ impl Dialer {
 }
 
 impl Ended {
+    /// The daemon that leads wants none of this, such as a second agent under one name: the same again would be refused again,
+    /// until something else changes.
+    fn is_the_leaders_word(&self) -> bool {
+        match self {
+            Self::Status(status) => matches!(status.code(), Code::AlreadyExists | Code::InvalidArgument),
+            Self::Connect(_)
+            | Self::NoWelcome
+            | Self::NotWelcome
+            | Self::Stale
+            | Self::Closed
+            | Self::Here(_)
+            | Self::Over => false,
+        }
+    }
+
     /// Where the daemon says that the leader is.
     fn leader(&self) -> Option<&str> {
         match self {
@@ -178,5 +197,18 @@ mod tests {
         }
         assert_eq!(said, [(0, true), (0, true), (1, false), (1, false), (2, false), (2, false)]);
         assert!(dialer.is_news("http://b:2", "it is in stand-by"), "something else is wrong");
+    }
+
+    #[tokio::test]
+    async fn whom_the_leader_refuses_asks_it_again_after_the_longest_pause_and_nobody_else() {
+        let mut dialer = Dialer::new("http://a:1,http://b:2,http://c:3".parse().unwrap());
+        dialer.retry(&Ended::Closed).await;
+        let refused = Ended::Status(Status::already_exists("another agent is connected"));
+        let began = Instant::now();
+        dialer.retry(&refused).await;
+        assert!(began.elapsed() >= LONGEST_PAUSE);
+        assert_eq!(dialer.daemons.address(), "http://b:2");
+        dialer.retry(&Ended::Closed).await;
+        assert_eq!(dialer.daemons.address(), "http://c:3", "it leads no more");
     }
 }

@@ -235,9 +235,13 @@ fn a_second_job_waits_for_free_gpus_and_a_name_is_used_once() {
     let mut other = spec("demo", 2, 1_000);
     other.name = "other".to_owned();
     world.tell(Event::Submit { spec: Box::new(other) });
-    let view = world.state().job(&JobName("other".to_owned())).expect("it");
-    assert_eq!(view.phase, Phase::Pending);
-    assert!(view.explanation.contains("0 free healthy GPUs"), "{}", view.explanation);
+    let other = |world: &World| world.state().job(&JobName("other".to_owned())).expect("it");
+    assert_eq!(other(&world).phase, Phase::Pending);
+    let text = other(&world).explanation;
+    assert!(text.contains("0 free healthy GPUs, 4 of other jobs"), "{text}");
+    world.tell(Event::DrainGpu { gpu: gpu(0, 1) });
+    let text = other(&world).explanation;
+    assert!(text.contains("0 free healthy GPUs, 1 drained, 3 of other jobs"), "{text}");
 }
 
 #[test]

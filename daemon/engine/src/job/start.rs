@@ -2,7 +2,7 @@
 
 use super::worker::Worker;
 use super::{Job, Stage};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Hindrance};
 use crate::state::Ctx;
 use crate::{Command, Phase, Time, Timeouts};
 use reknit_layout::{GpuId, NodeName, Place, WorkerKey};
@@ -22,18 +22,28 @@ fn nominal_places(
     let tensor = parallel.tensor as usize;
     let mut groups: Vec<Vec<GpuId>> = Vec::new();
     let mut free = 0;
+    let mut others: BTreeMap<&str, u32> = BTreeMap::new();
     for domain in cluster.topology().domains() {
-        let well = domain.gpus().filter(|gpu| cluster.may_start(gpu).is_some() && !taken(gpu));
-        let gpus: Vec<GpuId> = well.cloned().collect();
+        let mut gpus: Vec<GpuId> = Vec::new();
+        for gpu in domain.gpus() {
+            match cluster.hindrance(gpu) {
+                None if taken(gpu) => *others.entry("of other jobs").or_default() += 1,
+                None => gpus.push(gpu.clone()),
+                Some(Hindrance::Drained) => *others.entry("drained").or_default() += 1,
+                Some(Hindrance::Unfit) => *others.entry("not healthy").or_default() += 1,
+                Some(Hindrance::Away) => *others.entry("on nodes that are not heard").or_default() += 1,
+            }
+        }
         free += gpus.len();
         groups.extend(gpus.chunks_exact(tensor.max(1)).map(<[GpuId]>::to_vec));
     }
     let needed = (parallel.data * parallel.pipeline) as usize;
     if groups.len() < needed {
         let found = groups.len();
+        let others: String = others.iter().map(|(why, count)| format!(", {count} {why}")).collect();
         return Err(format!(
             "needs {needed} groups of {tensor} healthy GPUs, each inside one domain; the connected agents offer \
-             {found} ({free} free healthy GPUs): start more agents or wait for GPUs to become free"
+             {found} ({free} free healthy GPUs{others}): start more agents, let GPUs in again, or wait for some to become free"
         ));
     }
     let names =
