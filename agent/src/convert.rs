@@ -34,22 +34,28 @@ fn classes(class: Class, enforced: bool) -> (v1::HealthClass, v1::HealthClass) {
     }
 }
 
-pub(crate) fn gpu(gpu: &GpuIdentity, verdict: &Verdict, enforced: bool, risk: f64) -> v1::Gpu {
+fn verdict(verdict: &Verdict, enforced: bool) -> v1::HealthVerdict {
     let (health, would_be) = classes(verdict.class, enforced);
-    v1::Gpu {
-        uuid: gpu.uuid.0.clone(),
-        index: gpu.index,
-        pci_bus_id: gpu.pci_bus_id.clone(),
-        name: gpu.name.clone(),
-        memory_bytes: gpu.memory_bytes,
+    v1::HealthVerdict {
         health: health.into(),
         cause: verdict.cause.clone(),
         evidence: verdict.evidence.clone(),
         shards_readable: verdict.shards_readable,
         rejoin: verdict.rejoin.clone(),
         action: verdict.action.clone(),
-        risk,
         would_be: would_be.into(),
+    }
+}
+
+pub(crate) fn gpu(gpu: &GpuIdentity, verdict: &Verdict, enforced: bool, risk: f64) -> v1::Gpu {
+    v1::Gpu {
+        uuid: gpu.uuid.0.clone(),
+        index: gpu.index,
+        pci_bus_id: gpu.pci_bus_id.clone(),
+        name: gpu.name.clone(),
+        memory_bytes: gpu.memory_bytes,
+        verdict: Some(self::verdict(verdict, enforced)),
+        risk,
     }
 }
 
@@ -84,19 +90,11 @@ pub(crate) fn observability(observability: Observability) -> v1::Observability {
 }
 
 pub(crate) fn transition(sequence: u64, transition: &Transition) -> v1::AgentReport {
-    let verdict = &transition.verdict;
-    let (health, would_be) = classes(verdict.class, transition.enforced);
     report(Report::Health(v1::HealthTransition {
         sequence,
         gpu: transition.gpu.0.clone(),
-        health: health.into(),
-        cause: verdict.cause.clone(),
-        evidence: verdict.evidence.clone(),
-        shards_readable: verdict.shards_readable,
-        action: verdict.action.clone(),
-        rejoin: verdict.rejoin.clone(),
+        verdict: Some(verdict(&transition.verdict, transition.enforced)),
         at_ms: transition.at.0,
-        would_be: would_be.into(),
     }))
 }
 

@@ -47,7 +47,7 @@ async fn a_quiesce_lets_go_of_the_driver_until_it_is_ended() {
     assert!(!holds_the_driver(agent.pid()));
     for unknown in &session.passed {
         assert_eq!(unknown.health(), HealthClass::Unknown);
-        assert!(unknown.cause.starts_with("quiesced"), "{}", unknown.cause);
+        assert!(unknown.verdict().cause.starts_with("quiesced"), "{}", unknown.verdict().cause);
     }
     assert_eq!(session.passed.len(), 2);
     let beat = session.heartbeat().await;
@@ -153,7 +153,7 @@ async fn a_power_lease_outlives_the_probe_and_the_agent_and_ends_in_time() {
     agent.kill();
     node.set(0, "power_limit_mw=700000");
     let mut agent = node.start(&daemon);
-    daemon.session().await;
+    let _session = daemon.session().await;
     until("the limit is set again", || node.value(0, "power_limit_mw") == 300_000).await;
     assert!(begun.elapsed() < Duration::from_secs(6), "too slow a machine");
 

@@ -127,7 +127,7 @@ async fn complaint_5_a_contained_error_does_not_latch_the_gpu() {
     node.xid(0, 94);
     let (report, _) = session.health().await;
     assert_eq!(of(&report, &node), (0, HealthClass::RankDied));
-    assert_eq!(report.rejoin, "at once, when it reads healthy");
+    assert_eq!(report.verdict().rejoin, "at once, when it reads healthy");
     let (report, _) = session.health().await;
     assert_eq!(of(&report, &node), (0, HealthClass::Healthy));
 }
@@ -147,7 +147,7 @@ async fn complaint_6_events_have_a_number_and_a_time_and_end() {
         earliest <= died.at_ms && died.at_ms < healthy.at_ms && healthy.at_ms <= latest,
         "{died:?} {healthy:?}"
     );
-    assert_eq!((died.evidence.as_str(), healthy.evidence.as_str()), ("XID 94", ""));
+    assert_eq!((died.verdict().evidence.as_str(), healthy.verdict().evidence.as_str()), ("XID 94", ""));
 }
 
 /// DCGM#235: XID 62 stands in the log and is absent from the metric.
@@ -159,7 +159,7 @@ async fn complaint_7_an_xid_that_only_the_log_tells_is_heard_and_counts_once() {
     let (report, at) = session.health().await;
     assert_eq!(of(&report, &node), (1, HealthClass::Fatal));
     assert!(at - written < EVENT, "{:?}", at - written);
-    assert!(report.evidence.starts_with("kernel log: Xid 62"), "{}", report.evidence);
+    assert!(report.verdict().evidence.starts_with("kernel log: Xid 62"), "{}", report.verdict().evidence);
     // NVML tells it after all.
     node.xid(1, 62);
     session.quiet(CALM).await;

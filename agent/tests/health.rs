@@ -38,18 +38,18 @@ async fn a_gpu_that_falls_off_the_bus_is_blamed_alone_and_comes_back() {
     node.set(2, "lost=true");
     node.xid(2, 79);
     let (fatal, at) = session.health().await;
-    println!("loss reported after {:?}: {}", at - lost, fatal.cause);
+    println!("loss reported after {:?}: {}", at - lost, fatal.verdict().cause);
     assert!(at - lost < Duration::from_millis(150), "{:?}", at - lost);
     assert_eq!(fatal.gpu, node.gpus[2]);
     assert_eq!(fatal.health(), HealthClass::Fatal);
-    assert!(!fatal.shards_readable);
+    assert!(!fatal.verdict().shards_readable);
     session.quiet(CALM).await;
 
     node.set(2, "lost=false");
     let (healthy, _) = session.health().await;
     assert_eq!(healthy.gpu, node.gpus[2]);
     assert_eq!(healthy.health(), HealthClass::Healthy);
-    assert_eq!(healthy.cause, "reads healthy again");
+    assert_eq!(healthy.verdict().cause, "reads healthy again");
     assert!(healthy.sequence > fatal.sequence);
     session.quiet(CALM).await;
 
@@ -59,8 +59,8 @@ async fn a_gpu_that_falls_off_the_bus_is_blamed_alone_and_comes_back() {
     let (fatal, at) = session.health().await;
     println!("XID reported after {:?}", at - raised);
     assert!(at - raised < Duration::from_millis(100), "{:?}", at - raised);
-    assert_eq!(fatal.cause, "XID 79: GPU has fallen off the bus");
-    assert_eq!(fatal.evidence, "XID 79");
+    assert_eq!(fatal.verdict().cause, "XID 79: GPU has fallen off the bus");
+    assert_eq!(fatal.verdict().evidence, "XID 79");
     // No reading says so, but the driver's last word was that it is gone: it stays out until it was away.
     session.quiet(CALM).await;
     node.set(2, "lost=true");
@@ -79,7 +79,7 @@ async fn a_gpu_lost_without_a_word_is_found_by_reading() {
         let begun = Instant::now();
         node.set(1, &format!("{change}=true"));
         let (fatal, at) = session.health().await;
-        println!("{change} reported after {:?}: {}", at - begun, fatal.evidence);
+        println!("{change} reported after {:?}: {}", at - begun, fatal.verdict().evidence);
         assert!(at - begun < Duration::from_millis(500));
         assert_eq!(fatal.gpu, node.gpus[1], "{change}");
         assert_eq!(fatal.health(), HealthClass::Fatal, "{change}");
@@ -110,13 +110,13 @@ async fn events_mean_what_the_policy_says() {
     node.set(0, "ecc_uncorrected=1");
     let (died, _) = session.health().await;
     assert_eq!(died.health(), HealthClass::RankDied);
-    assert_eq!(died.evidence, "volatile uncorrected ECC count 0 -> 1");
+    assert_eq!(died.verdict().evidence, "volatile uncorrected ECC count 0 -> 1");
     assert_eq!(session.health().await.0.health(), HealthClass::Healthy, "a delta, no level");
 
     node.set(1, "recovery_action=4");
     let (drain, _) = session.health().await;
     assert_eq!((drain.gpu.as_str(), drain.health()), (node.gpus[1].as_str(), HealthClass::Drain));
-    assert!(drain.shards_readable);
+    assert!(drain.verdict().shards_readable);
     node.set(1, "recovery_action=1");
     assert_eq!(session.health().await.0.health(), HealthClass::Fatal);
     node.set(1, "recovery_action=0");
@@ -125,7 +125,7 @@ async fn events_mean_what_the_policy_says() {
     node.xid(0, 4711);
     let (predict, _) = session.health().await;
     assert_eq!(predict.health(), HealthClass::Predict);
-    assert_eq!(predict.cause, "XID 4711: unknown to this version");
+    assert_eq!(predict.verdict().cause, "XID 4711: unknown to this version");
     session.quiet(CALM).await;
     drop(agent);
 }
@@ -158,7 +158,7 @@ async fn a_dead_probe_makes_the_node_blind_and_blames_no_gpu() {
     assert_eq!(session.health().await.0.health(), HealthClass::Healthy);
     node.set(1, "lost=false");
     let (healthy, _) = session.health().await;
-    assert_eq!((healthy.gpu, healthy.health), (node.gpus[1].clone(), HealthClass::Healthy.into()));
+    assert_eq!((healthy.health(), healthy.gpu), (HealthClass::Healthy, node.gpus[1].clone()));
 
     let third = probe_of(agent.pid()).unwrap();
     agent.kill();
@@ -233,7 +233,7 @@ async fn a_gpu_that_never_answered_is_reported_by_its_place_and_named_when_it_do
     let unidentified = "unidentified-1".to_owned();
     assert_eq!(named, [(0, node.gpus[0].clone()), (1, unidentified.clone()), (2, node.gpus[2].clone())]);
     let (fatal, _) = session.health().await;
-    assert_eq!((fatal.gpu, fatal.health), (unidentified, HealthClass::Fatal.into()));
+    assert_eq!((fatal.health(), fatal.gpu), (HealthClass::Fatal, unidentified));
     session.quiet(CALM).await;
     node.set(1, "lost=false");
     session.hello_again().await;
@@ -256,11 +256,11 @@ async fn a_hung_gpu_does_not_hide_the_others_from_a_new_probe() {
         assert_eq!(session.health().await.0.health(), HealthClass::Unknown);
     }
     let (healthy, _) = session.health().await;
-    assert_eq!((healthy.gpu, healthy.health), (node.gpus[0].clone(), HealthClass::Healthy.into()));
+    assert_eq!((healthy.health(), healthy.gpu), (HealthClass::Healthy, node.gpus[0].clone()));
     session.quiet(CALM).await;
     node.set(1, "hang=false");
     let (healthy, _) = session.health().await;
-    assert_eq!((healthy.gpu, healthy.health), (node.gpus[1].clone(), HealthClass::Healthy.into()));
+    assert_eq!((healthy.health(), healthy.gpu), (HealthClass::Healthy, node.gpus[1].clone()));
     drop(agent);
 }
 
@@ -289,7 +289,7 @@ async fn a_driver_that_hangs_as_a_whole_blinds_the_node_and_blames_no_gpu() {
 async fn a_lost_gpu_is_known_to_the_agents_next_start() {
     let (mut daemon, node) = (Daemon::start().await, Node::new(3));
     let mut agent = node.start(&daemon);
-    daemon.session().await;
+    let _session = daemon.session().await;
     node.set(0, "absent=true");
     agent.kill();
     let agent = node.start(&daemon);
@@ -374,7 +374,7 @@ async fn without_the_kernel_log_the_node_is_degraded_until_it_comes() {
     assert!(beat.gaps[0].contains("later") && beat.gaps[0].contains("--kmsg"), "{:?}", beat.gaps);
     State::load(&node.driver()).unwrap().log_xid(1, 79, None, &kmsg).unwrap();
     let (fatal, _) = session.health().await;
-    assert_eq!((fatal.gpu, fatal.health), (node.gpus[1].clone(), HealthClass::Fatal.into()));
+    assert_eq!((fatal.health(), fatal.gpu), (HealthClass::Fatal, node.gpus[1].clone()));
     while session.heartbeat().await.observability() != Observability::Full {}
     drop(agent);
 }
@@ -396,7 +396,7 @@ async fn an_xid_that_the_log_told_while_the_agent_was_dead_is_heard_once() {
         session = daemon.session().await;
         let (told, _) = session.health().await;
         assert_eq!(told.gpu, node.gpus[1]);
-        assert!(told.cause.starts_with(&format!("XID {xid}: ")), "{told:?}");
+        assert!(told.verdict().cause.starts_with(&format!("XID {xid}: ")), "{told:?}");
         if xid == 94 {
             assert_eq!(session.health().await.0.health(), HealthClass::Healthy);
         }

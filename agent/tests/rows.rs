@@ -223,13 +223,13 @@ fn expect(report: &v1::HealthTransition, row: &Value, evidence: &str) {
     let name = text(row, "row");
     assert_eq!(report.health(), class_of(text(row, "class")), "{name}: {report:?}");
     let words = text(row, "cause");
-    assert!(report.cause.ends_with(words), "{name}: {report:?}");
-    assert_eq!(report.action, text(row, "action"), "{name}");
+    assert!(report.verdict().cause.ends_with(words), "{name}: {report:?}");
+    assert_eq!(report.verdict().action, text(row, "action"), "{name}");
     let rejoin = text(row, "rejoin_words").split(", then").next().unwrap();
-    assert!(report.rejoin.starts_with(rejoin), "{name}: {report:?}");
+    assert!(report.verdict().rejoin.starts_with(rejoin), "{name}: {report:?}");
     let readable = row["shards_readable"].as_bool().unwrap_or(text(row, "class") != "fatal");
-    assert_eq!(report.shards_readable, readable, "{name}: {report:?}");
-    assert!(report.evidence.contains(evidence), "{name}: {report:?}");
+    assert_eq!(report.verdict().shards_readable, readable, "{name}: {report:?}");
+    assert!(report.verdict().evidence.contains(evidence), "{name}: {report:?}");
 }
 
 /// What each row must say, written down apart from the policy: class and rejoin rule.
@@ -410,7 +410,7 @@ async fn each_xid(by: impl Fn(&Lab, usize, u64), evidence: &str, told: &str) {
         if text(row, "class") != "ignore" {
             let report = lab.report(gpu, &before).await;
             expect(&report, row, evidence);
-            assert!(report.cause.starts_with(&format!("XID {number}: ")), "{report:?}");
+            assert!(report.verdict().cause.starts_with(&format!("XID {number}: ")), "{report:?}");
         }
         before.push(gpu);
     }

@@ -38,8 +38,16 @@ async fn a_transition_survives_the_agents_death_before_its_acknowledgement() {
     assert!(session.hello.next_sequence > first.sequence, "numbers are never given twice");
     let gpus = &session.hello.gpus;
     let lost = gpus.iter().find(|gpu| gpu.uuid == node.gpus[1]).unwrap();
-    assert_eq!((lost.health(), lost.cause.as_str()), (HealthClass::Fatal, first.cause.as_str()));
-    assert!(!lost.shards_readable && !lost.rejoin.is_empty() && !lost.action.is_empty(), "{lost:?}");
+    assert_eq!(
+        (lost.health(), lost.verdict().cause.as_str()),
+        (HealthClass::Fatal, first.verdict().cause.as_str())
+    );
+    assert!(
+        !lost.verdict().shards_readable
+            && !lost.verdict().rejoin.is_empty()
+            && !lost.verdict().action.is_empty(),
+        "{lost:?}"
+    );
     session.quiet(CALM).await;
     // The acknowledgement is on disk when the next heartbeat is sent.
     session.heartbeat().await;
@@ -69,7 +77,10 @@ async fn what_happens_while_the_daemon_is_away_is_told_though_the_agent_dies_too
     let mut session = daemon.session().await;
     let (first, second) = (session.health().await.0, session.health().await.0);
     assert_eq!((first.gpu.as_str(), second.gpu.as_str()), (node.gpus[0].as_str(), node.gpus[1].as_str()));
-    assert!(first.cause.contains("4711") && second.cause.contains("4712"), "{first:?} {second:?}");
+    assert!(
+        first.verdict().cause.contains("4711") && second.verdict().cause.contains("4712"),
+        "{first:?} {second:?}"
+    );
     assert!(first.sequence < second.sequence && second.sequence < session.hello.next_sequence);
     assert!(first.at_ms < second.at_ms);
     session.quiet(CALM).await;
@@ -110,7 +121,7 @@ async fn a_state_folder_that_cannot_be_written_is_told_and_survived() {
 async fn a_restart_without_the_driver_names_the_gpus_of_before() {
     let (mut daemon, node) = (Daemon::start().await, Node::new(2));
     let mut agent = node.start(&daemon);
-    daemon.session().await;
+    let _session = daemon.session().await;
     agent.kill();
     let away = node.folder.path().join("away.json");
     std::fs::rename(node.driver(), &away).unwrap();

@@ -19,18 +19,7 @@ pub struct Greeting {
     pub quiesce_left: Duration,
     /// 0: it numbers nothing.
     pub next_sequence: u64,
-    pub gpus: Vec<(GpuId, Details)>,
-}
-
-/// What only operators look at.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Details {
-    pub evidence: String,
-    pub shards_readable: bool,
-    pub rejoin: String,
-    pub action: String,
-    pub would_be: v1::HealthClass,
-    pub risk: f64,
+    pub gpus: Vec<v1::Gpu>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -40,7 +29,8 @@ pub struct Agent {
     pub observability: v1::Observability,
     pub gaps: Vec<String>,
     pub quiesced_until: Option<Time>,
-    pub gpus: BTreeMap<GpuId, Details>,
+    /// As its hello told them, with what it said of them since.
+    pub gpus: BTreeMap<GpuId, v1::Gpu>,
     /// From the last heartbeat, and when that came.
     pub states: BTreeMap<GpuId, v1::GpuState>,
     pub heard: Time,
@@ -104,7 +94,8 @@ impl Agents {
         agent.observability = greeting.observability;
         agent.gaps = greeting.gaps;
         agent.quiesced_until = end_of_quiesce(now, greeting.quiesce_left);
-        agent.gpus = greeting.gpus.into_iter().collect();
+        let gpus = greeting.gpus.into_iter();
+        agent.gpus = gpus.map(|gpu| (GpuId(gpu.uuid.clone()), gpu)).collect();
         agent.states.retain(|gpu, _| agent.gpus.contains_key(gpu));
     }
 
@@ -118,16 +109,8 @@ impl Agents {
         if told.sequence < agent.live_from {
             return Novelty::History;
         }
-        if let Some(details) = agent.gpus.get_mut(&GpuId(told.gpu.clone())) {
-            let risk = details.risk;
-            *details = Details {
-                evidence: told.evidence.clone(),
-                shards_readable: told.shards_readable,
-                rejoin: told.rejoin.clone(),
-                action: told.action.clone(),
-                would_be: told.would_be(),
-                risk,
-            };
+        if let Some(gpu) = agent.gpus.get_mut(&GpuId(told.gpu.clone())) {
+            gpu.verdict.clone_from(&told.verdict);
         }
         Novelty::New
     }
@@ -143,8 +126,8 @@ impl Agents {
         let states = beat.gpus.into_iter().map(|state| (GpuId(state.uuid.clone()), state));
         agent.states = states.filter(|(gpu, _)| agent.gpus.contains_key(gpu)).collect();
         for (gpu, state) in &agent.states {
-            if let Some(details) = agent.gpus.get_mut(gpu) {
-                details.risk = state.risk;
+            if let Some(gpu) = agent.gpus.get_mut(gpu) {
+                gpu.risk = state.risk;
             }
         }
     }

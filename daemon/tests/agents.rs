@@ -69,9 +69,12 @@ fn transition(sequence: u64, health: Class, cause: &str) -> Report {
     Report::Health(v1::HealthTransition {
         sequence,
         gpu: "GPU-0".to_owned(),
-        health: health.into(),
-        cause: cause.to_owned(),
-        action: "reset it".to_owned(),
+        verdict: Some(v1::HealthVerdict {
+            health: health.into(),
+            cause: cause.to_owned(),
+            action: "reset it".to_owned(),
+            ..v1::HealthVerdict::default()
+        }),
         ..v1::HealthTransition::default()
     })
 }
@@ -169,8 +172,8 @@ async fn a_transition_counts_once_and_one_from_before_the_hello_is_only_told() {
     agent.say(transition(41, Class::Drain, "remap failed")).await;
     agent.acknowledged(41).await;
     let shown = node(&daemon).await.gpus.remove(0);
-    assert_eq!((shown.health(), shown.cause.as_str()), (Class::Drain, "remap failed"));
-    assert_eq!(shown.action, "reset it");
+    assert_eq!((shown.health(), shown.verdict().cause.as_str()), (Class::Drain, "remap failed"));
+    assert_eq!(shown.verdict().action, "reset it");
 
     // The acknowledgement was lost, and the agent restarted: taken already.
     drop(agent);
@@ -332,15 +335,18 @@ async fn a_later_hello_changes_the_list_of_gpus_and_the_session_goes_on() {
     let Ok(Order::ProbeNow(order)) = agent.next().await else { panic!("no probe") };
     let mut later = hello("one", 7);
     later.gpus = (0..2).map(support::peers::gpu).collect();
-    later.gpus[0].health = Class::Predict.into();
-    later.gpus[0].cause = "warm".to_owned();
+    later.gpus[0].verdict = Some(v1::HealthVerdict {
+        health: Class::Predict.into(),
+        cause: "warm".to_owned(),
+        ..v1::HealthVerdict::default()
+    });
     agent.say(Report::Hello(later)).await;
     let (request, message) = (order.request, "all read".to_owned());
     agent.say(Report::Done(v1::OrderDone { request, ok: true, message })).await;
     assert_eq!(asked.await.unwrap().unwrap().into_inner().message, "all read");
     let after = node(&daemon).await;
     assert_eq!(after.gpus.len(), 2);
-    assert_eq!((after.gpus[0].health(), after.gpus[0].cause.as_str()), (Class::Predict, "warm"));
+    assert_eq!((after.gpus[0].health(), after.gpus[0].verdict().cause.as_str()), (Class::Predict, "warm"));
     assert!(after.gpus[0].since_us > before.gpus[0].since_us);
     assert_eq!(after.link_since_us, before.link_since_us, "connected all the while");
     // Older than the hello: history. And nothing but that was told of the node.

@@ -183,7 +183,10 @@ fn warm(sequence: u64) -> v1::agent_report::Report {
     v1::agent_report::Report::Health(v1::HealthTransition {
         sequence,
         gpu: "GPU-0".to_owned(),
-        health: v1::HealthClass::Predict.into(),
+        verdict: Some(v1::HealthVerdict {
+            health: v1::HealthClass::Predict.into(),
+            ..v1::HealthVerdict::default()
+        }),
         ..v1::HealthTransition::default()
     })
 }

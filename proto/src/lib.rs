@@ -10,5 +10,7 @@ pub mod v1 {
 pub use prost::Message;
 pub use prost::bytes::Bytes;
 
+mod verdict;
+
 /// The compiled protocol, for server reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/reknit.v1.bin"));

@@ -30,10 +30,12 @@ async fn an_agent_killed_in_mid_training_costs_no_step_and_no_transition() -> Re
     )
     .await?;
     lab.raise_xid(0, 1, 4712)?;
-    watch.until("both transitions", |seen| seen.healths.iter().any(|h| h.cause.contains("4712"))).await?;
+    watch
+        .until("both transitions", |seen| seen.healths.iter().any(|h| h.verdict().cause.contains("4712")))
+        .await?;
     watch.steps(10).await?;
 
-    let causes: Vec<_> = watch.healths.iter().map(|health| health.cause.as_str()).collect();
+    let causes: Vec<_> = watch.healths.iter().map(|health| health.verdict().cause.as_str()).collect();
     for xid in ["4711", "4712"] {
         let told = causes.iter().filter(|cause| cause.contains(xid)).count();
         ensure!(told == 1, "XID {xid} was told {told} times: {causes:?}");
@@ -112,7 +114,7 @@ async fn an_operator_quiesces_probes_and_limits_through_the_tool() -> Result<()>
     asked(&lab, &["node", "quiesce", "node-0", "--force"])?;
     watch.steps(5).await?;
     ensure!(watch.degrees() == [4, 4], "a quiesce costs no worker");
-    let told: BTreeSet<_> = watch.healths.iter().map(|health| health.cause.as_str()).collect();
+    let told: BTreeSet<_> = watch.healths.iter().map(|health| health.verdict().cause.as_str()).collect();
     ensure!(told.iter().any(|cause| cause.starts_with("quiesced")), "{told:?}");
 
     // An agent that falls silent is told apart from one that is gone.
@@ -146,7 +148,8 @@ async fn a_gpu_that_is_likely_to_fail_is_drained_while_it_can_still_send() -> Re
     let drained = watch.step;
     watch.until_step(drained + 10).await?;
 
-    let told: Vec<_> = watch.healths.iter().map(|health| (health.health(), health.cause.as_str())).collect();
+    let told: Vec<_> =
+        watch.healths.iter().map(|health| (health.health(), health.verdict().cause.as_str())).collect();
     ensure!(told.first().is_some_and(|(class, _)| *class == HealthClass::Predict), "{told:?}");
     let likely = (HealthClass::Drain, "the GPU is likely to fail soon");
     ensure!(told.contains(&likely), "{told:?}");

@@ -2,7 +2,7 @@
 
 mod operators;
 
-use crate::agents::{Details, Greeting};
+use crate::agents::Greeting;
 use crate::input::Said;
 pub use operators::*;
 use reknit_engine::{
@@ -96,17 +96,17 @@ pub fn agent_hello(report: v1::AgentReport) -> Result<(NodeName, Event, Greeting
 fn greeting(hello: v1::AgentHello) -> Result<(NodeName, Vec<GpuReport>, Greeting), BadMessage> {
     let observability = hello.observability();
     let node = NodeName(named("node", hello.node)?);
-    let details = hello.gpus.iter().map(|gpu| (GpuId(gpu.uuid.clone()), details(gpu))).collect();
-    let gpus = hello.gpus.into_iter().map(|gpu| {
+    let gpus = hello.gpus.iter().map(|gpu| {
+        let verdict = gpu.verdict();
         Ok(GpuReport {
-            gpu: GpuId(named("gpus.uuid", gpu.uuid)?),
+            gpu: GpuId(named("gpus.uuid", gpu.uuid.clone())?),
             index: gpu.index,
-            name: gpu.name,
+            name: gpu.name.clone(),
             memory_bytes: gpu.memory_bytes,
-            health: health("gpus.health", gpu.health)?,
-            cause: gpu.cause,
-            action: gpu.action,
-            shards_readable: gpu.shards_readable,
+            health: health("gpus.health", verdict.health)?,
+            cause: verdict.cause.clone(),
+            action: verdict.action.clone(),
+            shards_readable: verdict.shards_readable,
         })
     });
     let gpus = gpus.collect::<Result<_, _>>()?;
@@ -117,20 +117,9 @@ fn greeting(hello: v1::AgentHello) -> Result<(NodeName, Vec<GpuReport>, Greeting
         gaps: hello.gaps,
         quiesce_left: Duration::from_millis(hello.quiesce_left_ms),
         next_sequence: hello.next_sequence,
-        gpus: details,
+        gpus: hello.gpus,
     };
     Ok((node, gpus, greeting))
-}
-
-fn details(gpu: &v1::Gpu) -> Details {
-    Details {
-        evidence: gpu.evidence.clone(),
-        shards_readable: gpu.shards_readable,
-        rejoin: gpu.rejoin.clone(),
-        action: gpu.action.clone(),
-        would_be: gpu.would_be(),
-        risk: gpu.risk,
-    }
 }
 
 pub fn agent_report(node: &NodeName, report: v1::AgentReport) -> Result<Said, BadMessage> {
@@ -145,13 +134,14 @@ pub fn agent_report(node: &NodeName, report: v1::AgentReport) -> Result<Said, Ba
             Ok(Said::Hello(Event::GpusListed { node, gpus }, Box::new(greeting)))
         }
         Report::Health(transition) => {
+            let verdict = transition.verdict();
             let event = Event::HealthChanged {
                 node,
                 gpu: GpuId(named("gpu", transition.gpu.clone())?),
-                health: health("health", transition.health)?,
-                cause: transition.cause.clone(),
-                action: transition.action.clone(),
-                shards_readable: transition.shards_readable,
+                health: health("health", verdict.health)?,
+                cause: verdict.cause.clone(),
+                action: verdict.action.clone(),
+                shards_readable: verdict.shards_readable,
             };
             Ok(Said::Transition(event, Box::new(transition)))
         }

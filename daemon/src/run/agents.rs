@@ -53,7 +53,7 @@ impl Coordinator {
         match novelty {
             Novelty::Repeated => {}
             Novelty::History | Novelty::New => {
-                let (gpu, cause) = (&told.gpu, &told.cause);
+                let (gpu, cause) = (&told.gpu, &told.verdict().cause);
                 tracing::info!(%node, gpu, health = ?told.health(), cause, ?novelty, sequence, "GPU health");
                 let index = self.state.index_of(&node, &GpuId(told.gpu.clone()));
                 self.show(convert::gpu_health_changed(self.clock.now(), &node, index, told));

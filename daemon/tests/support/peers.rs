@@ -165,8 +165,11 @@ pub fn gpu(index: u32) -> v1::Gpu {
         pci_bus_id: String::new(),
         name: "Test GPU".to_owned(),
         memory_bytes: 80 << 30,
-        health: v1::HealthClass::Healthy.into(),
-        shards_readable: true,
+        verdict: Some(v1::HealthVerdict {
+            health: v1::HealthClass::Healthy.into(),
+            shards_readable: true,
+            ..v1::HealthVerdict::default()
+        }),
         ..v1::Gpu::default()
     }
 }

@@ -1,7 +1,7 @@
 //! `reknit events`
 
 use super::incidents;
-use super::node::{class_text, health_name, would_be};
+use super::node::{add_verdict, class_text};
 use crate::admin::{connect, refused};
 use crate::failure::Failure;
 use crate::output::{print_lines, time_text};
@@ -124,12 +124,15 @@ fn as_text(event: &JobEvent) -> Option<String> {
         }
         Some(Event::Note(note)) => note.text.clone(),
         Some(Event::Health(gpu)) => {
-            let class = class_text(gpu.health(), gpu.would_be());
+            let verdict = gpu.verdict();
+            let class = class_text(verdict);
             let mut text = match gpu.index {
                 Some(index) => format!("GPU {}/{index} ({}): {class}", gpu.node, gpu.gpu),
                 None => format!("GPU {} on {}: {class}", gpu.gpu, gpu.node),
             };
-            for (before, part) in [(": ", &gpu.cause), ("; ", &gpu.rejoin), ("; do: ", &gpu.action)] {
+            for (before, part) in
+                [(": ", &verdict.cause), ("; ", &verdict.rejoin), ("; do: ", &verdict.action)]
+            {
                 if !part.is_empty() {
                     text.extend([before, part]);
                 }
@@ -173,15 +176,14 @@ fn as_json(event: &JobEvent) -> Value {
             }),
         ),
         Some(Event::Note(note)) => ("note", json!({ "text": note.text })),
-        Some(Event::Health(gpu)) => (
-            "health",
-            json!({
-                "node": gpu.node, "gpu": gpu.gpu, "index": gpu.index, "health": health_name(gpu.health()), "cause": gpu.cause,
-                "evidence": gpu.evidence, "shards_readable": gpu.shards_readable, "rejoin": gpu.rejoin,
-                "action": gpu.action, "would_be": would_be(gpu.would_be()), "at_ms": gpu.at_ms,
+        Some(Event::Health(gpu)) => {
+            let mut json = json!({
+                "node": gpu.node, "gpu": gpu.gpu, "index": gpu.index, "at_ms": gpu.at_ms,
                 "sequence": gpu.sequence,
-            }),
-        ),
+            });
+            add_verdict(&mut json, gpu.verdict());
+            ("health", json)
+        }
         None => ("unknown", Value::Null),
     };
     json!({ "time_us": event.time_us, "job": event.job, kind: body })
@@ -190,7 +192,7 @@ fn as_json(event: &JobEvent) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use reknit_proto::v1::{GpuHealthChanged, HealthClass, PhaseChanged, StepCommitted};
+    use reknit_proto::v1::{GpuHealthChanged, HealthClass, HealthVerdict, PhaseChanged, StepCommitted};
 
     #[test]
     fn both_forms() {
@@ -218,10 +220,13 @@ mod tests {
         let changed = GpuHealthChanged {
             gpu: "GPU-1".to_owned(),
             node: "n".to_owned(),
-            health: HealthClass::Healthy.into(),
-            would_be: HealthClass::Fatal.into(),
-            cause: "XID 79".to_owned(),
-            action: "reset it".to_owned(),
+            verdict: Some(HealthVerdict {
+                health: HealthClass::Healthy.into(),
+                would_be: HealthClass::Fatal.into(),
+                cause: "XID 79".to_owned(),
+                action: "reset it".to_owned(),
+                ..HealthVerdict::default()
+            }),
             ..GpuHealthChanged::default()
         };
         let event = |changed| JobEvent { event: Some(Event::Health(changed)), ..JobEvent::default() };

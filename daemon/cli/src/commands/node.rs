@@ -6,8 +6,8 @@ use crate::failure::Failure;
 use crate::output::{Format, print_lines};
 use crate::table::Table;
 use reknit_proto::v1::{
-    AgentAnswer, HealthClass, ListNodesRequest, Node, NodeGpu, NodeLink, Observability, ProbeNodeRequest,
-    QuiesceNodeRequest, ResumeNodeRequest,
+    AgentAnswer, HealthClass, HealthVerdict, ListNodesRequest, Node, NodeGpu, NodeLink, Observability,
+    ProbeNodeRequest, QuiesceNodeRequest, ResumeNodeRequest,
 };
 use serde_json::{Value, json};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -170,18 +170,19 @@ pub(super) fn sight(node: &Node, now_us: u64) -> Option<String> {
 
 /// That a healthy GPU reads healthy again is no cause of anything.
 pub(super) fn cause(gpu: &NodeGpu) -> &str {
-    let well = gpu.health() == HealthClass::Healthy && gpu.would_be() == HealthClass::Unspecified;
-    if well { "" } else { &gpu.cause }
+    let verdict = gpu.verdict();
+    let well = verdict.health() == HealthClass::Healthy && verdict.would_be() == HealthClass::Unspecified;
+    if well { "" } else { &verdict.cause }
 }
 
 /// The class that counts, and the one that a policy which is not enforced would give.
-pub(super) fn class_text(class: HealthClass, shadow: HealthClass) -> String {
-    let name = health_name(class);
-    would_be(shadow).map_or_else(|| name.to_owned(), |shadow| format!("{name} (would be {shadow})"))
+pub(super) fn class_text(verdict: &HealthVerdict) -> String {
+    let name = health_name(verdict.health());
+    would_be(verdict).map_or_else(|| name.to_owned(), |shadow| format!("{name} (would be {shadow})"))
 }
 
 fn health_text(gpu: &NodeGpu) -> String {
-    let mut text = class_text(gpu.health(), gpu.would_be());
+    let mut text = class_text(gpu.verdict());
     if gpu.drained {
         text.push_str(", drained");
     }
@@ -217,14 +218,25 @@ fn as_json(nodes: &[Node]) -> Value {
 }
 
 pub(super) fn gpu_json(gpu: &NodeGpu) -> Value {
-    json!({
-        "uuid": gpu.uuid, "index": gpu.index, "name": gpu.name,
-        "health": health_name(gpu.health()), "cause": gpu.cause, "drained": gpu.drained,
-        "evidence": gpu.evidence, "shards_readable": gpu.shards_readable, "rejoin": gpu.rejoin,
-        "action": gpu.action, "would_be": would_be(gpu.would_be()), "since_us": gpu.since_us,
-        "age_ms": gpu.age_ms, "temperature": gpu.temperature, "power_mw": gpu.power_mw,
-        "power_limit_mw": gpu.power_limit_mw, "risk": gpu.risk,
-    })
+    let mut json = json!({
+        "uuid": gpu.uuid, "index": gpu.index, "name": gpu.name, "memory_bytes": gpu.memory_bytes,
+        "drained": gpu.drained, "since_us": gpu.since_us, "age_ms": gpu.age_ms,
+        "temperature": gpu.temperature, "power_mw": gpu.power_mw, "power_limit_mw": gpu.power_limit_mw,
+        "risk": gpu.risk,
+    });
+    add_verdict(&mut json, gpu.verdict());
+    json
+}
+
+/// What is said of a GPU's health, beside the rest of what is said of it.
+pub(super) fn add_verdict(json: &mut Value, verdict: &HealthVerdict) {
+    json["health"] = health_name(verdict.health()).into();
+    json["cause"] = verdict.cause.as_str().into();
+    json["evidence"] = verdict.evidence.as_str().into();
+    json["shards_readable"] = verdict.shards_readable.into();
+    json["rejoin"] = verdict.rejoin.as_str().into();
+    json["action"] = verdict.action.as_str().into();
+    json["would_be"] = would_be(verdict).into();
 }
 
 pub(super) fn link_name(link: NodeLink) -> &'static str {
@@ -258,7 +270,8 @@ pub(super) fn health_name(class: HealthClass) -> &'static str {
 }
 
 /// The class under a policy that does not enforce it.
-pub(super) fn would_be(class: HealthClass) -> Option<&'static str> {
+fn would_be(verdict: &HealthVerdict) -> Option<&'static str> {
+    let class = verdict.would_be();
     (class != HealthClass::Unspecified).then(|| health_name(class))
 }
 
@@ -266,12 +279,15 @@ pub(super) fn would_be(class: HealthClass) -> Option<&'static str> {
 mod tests {
     use super::*;
 
+    fn verdict(health: HealthClass, would_be: HealthClass) -> HealthVerdict {
+        HealthVerdict { health: health.into(), would_be: would_be.into(), ..HealthVerdict::default() }
+    }
+
     #[test]
     fn a_gpu_shows_who_drained_it_how_old_its_reading_is_and_what_it_would_be() {
         let gpu = NodeGpu {
             uuid: "GPU-1".to_owned(),
-            health: HealthClass::Healthy.into(),
-            would_be: HealthClass::Fatal.into(),
+            verdict: Some(verdict(HealthClass::Healthy, HealthClass::Fatal)),
             drained: true,
             age_ms: Some(12_345),
             temperature: Some(41),
@@ -298,7 +314,8 @@ mod tests {
 
     #[test]
     fn why_a_node_does_not_see_all_stands_once_below_the_table() {
-        let gpu = |index| NodeGpu { index, health: HealthClass::Unknown.into(), ..NodeGpu::default() };
+        let unknown = verdict(HealthClass::Unknown, HealthClass::Unspecified);
+        let gpu = |index| NodeGpu { index, verdict: Some(unknown.clone()), ..NodeGpu::default() };
         let quiesced = Node {
             name: "n-0".to_owned(),
             observability: Observability::Quiesced.into(),
@@ -318,21 +335,20 @@ mod tests {
 
     #[test]
     fn a_healthy_gpu_has_no_cause_unless_it_would_be_something_else() {
-        let healthy = NodeGpu {
-            health: HealthClass::Healthy.into(),
-            cause: "reads healthy again".to_owned(),
-            ..NodeGpu::default()
+        let shown = |health, would_be| {
+            let verdict =
+                HealthVerdict { cause: "reads healthy again".to_owned(), ..verdict(health, would_be) };
+            cause(&NodeGpu { verdict: Some(verdict), ..NodeGpu::default() }).to_owned()
         };
-        assert_eq!(cause(&healthy), "");
-        let shadow = NodeGpu { would_be: HealthClass::Fatal.into(), ..healthy.clone() };
-        assert_eq!(cause(&shadow), "reads healthy again");
-        let fatal = NodeGpu { health: HealthClass::Fatal.into(), ..healthy };
-        assert_eq!(cause(&fatal), "reads healthy again");
+        assert_eq!(shown(HealthClass::Healthy, HealthClass::Unspecified), "");
+        assert_eq!(shown(HealthClass::Healthy, HealthClass::Fatal), "reads healthy again");
+        assert_eq!(shown(HealthClass::Fatal, HealthClass::Unspecified), "reads healthy again");
     }
 
     #[test]
     fn a_fresh_reading_has_no_age() {
-        let gpu = NodeGpu { health: HealthClass::Drain.into(), age_ms: Some(2_999), ..NodeGpu::default() };
+        let verdict = Some(verdict(HealthClass::Drain, HealthClass::Unspecified));
+        let gpu = NodeGpu { verdict, age_ms: Some(2_999), ..NodeGpu::default() };
         assert_eq!(health_text(&gpu), "drain");
     }
 

@@ -149,9 +149,12 @@ impl Record {
             Event::Worker(worker) => self.worker(worker),
             Event::Note(note) => Some(Moment::Note(note.text.clone())),
             Event::Health(health) => match health.health() {
-                HealthClass::Predict | HealthClass::Unknown => {
-                    Some(Moment::Note(format!("GPU {} on {}: {}", health.gpu, health.node, health.cause)))
-                }
+                HealthClass::Predict | HealthClass::Unknown => Some(Moment::Note(format!(
+                    "GPU {} on {}: {}",
+                    health.gpu,
+                    health.node,
+                    health.verdict().cause
+                ))),
                 // What follows from these is told as an incident or a change.
                 HealthClass::Unspecified
                 | HealthClass::Healthy

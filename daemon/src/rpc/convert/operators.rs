@@ -64,7 +64,7 @@ pub fn node(view: NodeView, agent: Option<&Agent>, now: Time) -> v1::Node {
     let connected = link == v1::NodeLink::Connected;
     let seen = agent.filter(|_| connected);
     let gpus = view.gpus.into_iter().map(|gpu| {
-        let details = agent.and_then(|agent| agent.gpus.get(&gpu.gpu)).cloned().unwrap_or_default();
+        let said = agent.and_then(|agent| agent.gpus.get(&gpu.gpu)).cloned().unwrap_or_default();
         let state = agent.and_then(|agent| agent.states.get(&gpu.gpu)).cloned().unwrap_or_default();
         let heard = agent.map_or(now, |agent| agent.heard);
         let since = now.0.saturating_sub(heard.0) / 1_000;
@@ -72,19 +72,18 @@ pub fn node(view: NodeView, agent: Option<&Agent>, now: Time) -> v1::Node {
             uuid: gpu.gpu.0,
             index: gpu.index,
             name: gpu.name,
-            health: health_class(gpu.health).into(),
-            cause: gpu.cause,
+            verdict: Some(v1::HealthVerdict {
+                health: health_class(gpu.health).into(),
+                cause: gpu.cause,
+                ..said.verdict.unwrap_or_default()
+            }),
             drained: gpu.drained,
-            evidence: details.evidence,
-            shards_readable: details.shards_readable,
-            rejoin: details.rejoin,
-            action: details.action,
-            would_be: details.would_be.into(),
+            memory_bytes: said.memory_bytes,
             age_ms: state.age_ms.map(|age| age.saturating_add(since)),
             temperature: state.temperature.filter(|_| connected),
             power_mw: state.power_mw.filter(|_| connected),
             power_limit_mw: state.power_limit_mw.filter(|_| connected),
-            risk: details.risk,
+            risk: said.risk,
             since_us: gpu.changed.0,
         }
     });
@@ -214,13 +213,7 @@ pub fn gpu_health_changed(
     let changed = v1::GpuHealthChanged {
         node: node.0.clone(),
         gpu: told.gpu,
-        health: told.health,
-        cause: told.cause,
-        evidence: told.evidence,
-        shards_readable: told.shards_readable,
-        rejoin: told.rejoin,
-        action: told.action,
-        would_be: told.would_be,
+        verdict: told.verdict,
         at_ms: told.at_ms,
         sequence: told.sequence,
         index,

@@ -98,7 +98,10 @@ fn hello(node: u32, gpus: u32) -> v1::AgentHello {
         index,
         name: "Simulated GPU".to_owned(),
         memory_bytes: 80 << 30,
-        health: v1::HealthClass::Healthy.into(),
+        verdict: Some(v1::HealthVerdict {
+            health: v1::HealthClass::Healthy.into(),
+            ..v1::HealthVerdict::default()
+        }),
         ..v1::Gpu::default()
     });
     v1::AgentHello {

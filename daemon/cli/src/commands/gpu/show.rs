@@ -40,7 +40,13 @@ fn as_lines(node: &Node, gpu: &NodeGpu, workers: &[(&Job, &JobWorker)], now_us: 
         Some(sight) => format!("{}, {sight}", link_name(node.link())),
         None => link_name(node.link()).to_owned(),
     };
-    let shards = if gpu.shards_readable { "can be read" } else { "cannot be read" };
+    let verdict = gpu.verdict();
+    let shards = if verdict.shards_readable { "can be read" } else { "cannot be read" };
+    // 0: its agent did not say.
+    let memory = match gpu.memory_bytes {
+        0 => String::new(),
+        bytes => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),
+    };
     let age = gpu.age_ms.map_or_else(|| "never".to_owned(), |ms| format!("{:.1} s ago", ms as f64 / 1e3));
     let worker = |(job, worker): &(&Job, &JobWorker)| {
         let place = if worker.place.is_empty() { "without a place" } else { &worker.place };
@@ -51,14 +57,15 @@ fn as_lines(node: &Node, gpu: &NodeGpu, workers: &[(&Job, &JobWorker)], now_us: 
         ("GPU", format!("{}/{}", node.name, gpu.index)),
         ("UUID", gpu.uuid.clone()),
         ("NAME", gpu.name.clone()),
+        ("MEMORY", memory),
         ("AGENT", agent),
-        ("HEALTH", class_text(gpu.health(), gpu.would_be())),
+        ("HEALTH", class_text(verdict)),
         ("SINCE", time_text(gpu.since_us)),
         ("CAUSE", cause(gpu).to_owned()),
-        ("EVIDENCE", gpu.evidence.clone()),
+        ("EVIDENCE", verdict.evidence.clone()),
         ("SHARDS", shards.to_owned()),
-        ("MAY REJOIN", gpu.rejoin.clone()),
-        ("TO DO", gpu.action.clone()),
+        ("MAY REJOIN", verdict.rejoin.clone()),
+        ("TO DO", verdict.action.clone()),
         ("RISK", format!("{:.1} points", gpu.risk)),
         ("DRAINED", if gpu.drained { "by an operator" } else { "no" }.to_owned()),
         ("WORKER", workers.join("; ")),
@@ -94,7 +101,7 @@ fn as_json(node: &Node, gpu: &NodeGpu, workers: &[(&Job, &JobWorker)]) -> Value 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use reknit_proto::v1::{HealthClass, NodeLink, Observability, WorkerKey};
+    use reknit_proto::v1::{HealthClass, HealthVerdict, NodeLink, Observability, WorkerKey};
 
     #[test]
     fn everything_of_a_gpu() {
@@ -102,12 +109,16 @@ mod tests {
             uuid: "GPU-a".to_owned(),
             index: 3,
             name: "H200".to_owned(),
-            health: HealthClass::Drain.into(),
-            cause: "XID 95".to_owned(),
-            evidence: "XID 95 in the kernel log".to_owned(),
-            shards_readable: true,
-            rejoin: "after a reset".to_owned(),
-            action: "reset it".to_owned(),
+            memory_bytes: 143_771 << 20,
+            verdict: Some(HealthVerdict {
+                health: HealthClass::Drain.into(),
+                cause: "XID 95".to_owned(),
+                evidence: "XID 95 in the kernel log".to_owned(),
+                shards_readable: true,
+                rejoin: "after a reset".to_owned(),
+                action: "reset it".to_owned(),
+                ..HealthVerdict::default()
+            }),
             risk: 12.25,
             drained: true,
             since_us: 1_796_008_398_123_456,
@@ -115,7 +126,6 @@ mod tests {
             temperature: Some(41),
             power_mw: Some(123_456),
             power_limit_mw: Some(700_000),
-            ..NodeGpu::default()
         };
         let node = Node {
             name: "n".to_owned(),
@@ -145,6 +155,7 @@ mod tests {
                 "GPU          n/3",
                 "UUID         GPU-a",
                 "NAME         H200",
+                "MEMORY       140.4 GiB",
                 "AGENT        connected, degraded: no kernel log",
                 "HEALTH       drain",
                 "SINCE        2026-11-30T03:13:18.123Z",
