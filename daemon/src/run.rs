@@ -7,13 +7,13 @@ mod prepares;
 use crate::agents::Agents;
 use crate::clock::Clock;
 use crate::failure::Failure;
-use crate::input::{Ask, Input, Request, Said, Wish};
+use crate::input::{Ask, Input, Reply, Request, Said, Wish};
 use crate::rpc::convert;
 use crate::sessions::{Peer, Session, SessionId, Sessions};
 use crate::store::{Store, StoreError};
 use crate::tickets::Tickets;
 use prepares::Prepares;
-use reknit_engine::{Event, JobName, Refusal, State, Timeouts, step};
+use reknit_engine::{Event, JobName, JobView, Refusal, State, Timeouts, step};
 use reknit_layout::{Epoch, JobSpec, NodeName, WorkerKey};
 use reknit_proto::v1;
 use std::collections::{BTreeMap, VecDeque};
@@ -243,35 +243,16 @@ impl Coordinator {
         // A caller that has gone does not need its answer.
         match request {
             Request::Submit(spec, reply) => {
-                let job = JobName(spec.name.clone());
-                let answer = match self.state.refuse_submit(&spec) {
-                    Some(refusal) => Err(refusal),
-                    None => {
-                        self.feed(Event::Submit { spec }).await?;
-                        Ok(self.state.job(&job))
-                    }
-                };
-                let _ = reply.send(answer);
+                let (job, refusal) = (JobName(spec.name.clone()), self.state.refuse_submit(&spec));
+                self.wish(refusal, Event::Submit { spec }, &job, reply).await?;
             }
             Request::RebalanceJob(job, reply) => {
-                let answer = match self.state.refuse_rebalance(&job) {
-                    Some(refusal) => Err(refusal),
-                    None => {
-                        self.feed(Event::Rebalance { job: job.clone() }).await?;
-                        Ok(self.state.job(&job))
-                    }
-                };
-                let _ = reply.send(answer);
+                let refusal = self.state.refuse_rebalance(&job);
+                self.wish(refusal, Event::Rebalance { job: job.clone() }, &job, reply).await?;
             }
             Request::StopJob(job, reply) => {
-                let answer = match self.state.refuse_stop(&job) {
-                    Some(refusal) => Err(refusal),
-                    None => {
-                        self.feed(Event::StopJob { job: job.clone() }).await?;
-                        Ok(self.state.job(&job))
-                    }
-                };
-                let _ = reply.send(answer);
+                let refusal = self.state.refuse_stop(&job);
+                self.wish(refusal, Event::StopJob { job: job.clone() }, &job, reply).await?;
             }
             Request::DrainGpu(gpu, reply) => {
                 let answer = match self.state.refuse_drain(&gpu) {
@@ -284,8 +265,7 @@ impl Coordinator {
             Request::Agent { ask, force } => self.ask_agent(ask, force).await?,
             Request::SetPowerLimit { gpu, limit_mw, lease_seconds, reply } => {
                 let Some(node) = self.state.node_of(&gpu) else {
-                    let unknown = Refusal::NotFound(format!("no agent has named a GPU {gpu}"));
-                    drop(reply.send(Err(unknown)));
+                    drop(reply.send(Err(Refusal::no_gpu(&gpu))));
                     return Ok(());
                 };
                 let wish = Wish::PowerLimit { gpu, limit_mw, lease_seconds };
@@ -306,6 +286,25 @@ impl Coordinator {
                 let _ = reply.send(known.then(|| self.state.incidents(&job)));
             }
         }
+        Ok(())
+    }
+
+    /// What an operator wishes of a job is carried out, unless the engine refuses; answered with the job as it is then.
+    async fn wish(
+        &mut self,
+        refusal: Option<Refusal>,
+        event: Event,
+        job: &JobName,
+        reply: Reply<Result<Option<JobView>, Refusal>>,
+    ) -> Result<(), Failure> {
+        let answer = match refusal {
+            Some(refusal) => Err(refusal),
+            None => {
+                self.feed(event).await?;
+                Ok(self.state.job(job))
+            }
+        };
+        let _ = reply.send(answer);
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! What an operator may not do now, asked before the event is sent.
 
 use crate::{JobName, Phase, State};
-use reknit_layout::{GpuId, JobSpec};
+use reknit_layout::{GpuId, JobSpec, NodeName};
 
 /// Why a wish is refused, in words for the operator.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -12,6 +12,20 @@ pub enum Refusal {
     NotFound(String),
     #[error("{0}")]
     FailedPrecondition(String),
+}
+
+impl Refusal {
+    pub fn no_job(job: &JobName) -> Self {
+        Self::NotFound(format!("there is no job `{job}`: `reknit job list` names them all"))
+    }
+
+    pub fn no_gpu(gpu: &GpuId) -> Self {
+        Self::NotFound(format!("no connected agent has a GPU `{gpu}`: `reknit node list` names them all"))
+    }
+
+    pub fn no_node(node: &NodeName) -> Self {
+        Self::NotFound(format!("no agent was heard of a node `{node}`: `reknit node list` names them all"))
+    }
 }
 
 impl State {
@@ -28,7 +42,7 @@ impl State {
 
     pub fn refuse_stop(&self, name: &JobName) -> Option<Refusal> {
         let Some(job) = self.jobs.get(name) else {
-            return Some(Refusal::NotFound(format!("no job `{name}`: see the list of jobs")));
+            return Some(Refusal::no_job(name));
         };
         let phase = job.record.phase;
         if phase.ended() {
@@ -40,7 +54,7 @@ impl State {
 
     pub fn refuse_rebalance(&self, name: &JobName) -> Option<Refusal> {
         let Some(job) = self.jobs.get(name) else {
-            return Some(Refusal::NotFound(format!("no job `{name}`: see the list of jobs")));
+            return Some(Refusal::no_job(name));
         };
         let phase = job.record.phase;
         (!job.may_change()).then(|| {
@@ -52,7 +66,7 @@ impl State {
 
     pub fn refuse_drain(&self, gpu: &GpuId) -> Option<Refusal> {
         if self.cluster.gpu(gpu).is_none() {
-            return Some(unknown(gpu));
+            return Some(Refusal::no_gpu(gpu));
         }
         if self.cluster.drained.contains(gpu) {
             return Some(Refusal::FailedPrecondition(format!("GPU {gpu} is drained already")));
@@ -78,13 +92,9 @@ impl State {
         if self.cluster.drained.contains(gpu) {
             None
         } else if self.cluster.gpu(gpu).is_none() {
-            Some(unknown(gpu))
+            Some(Refusal::no_gpu(gpu))
         } else {
             Some(Refusal::FailedPrecondition(format!("GPU {gpu} is not drained")))
         }
     }
-}
-
-fn unknown(gpu: &GpuId) -> Refusal {
-    Refusal::NotFound(format!("no connected agent has a GPU {gpu}: see the list of nodes"))
 }

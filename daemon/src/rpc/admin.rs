@@ -58,10 +58,20 @@ impl Admin {
         force: bool,
     ) -> Result<Response<v1::AgentAnswer>, Status> {
         let node = NodeName(node);
-        let missing = no_node(&node);
         let answer = self.ask(|reply| Ask::Agent { ask: AgentAsk { node, wish, reply }, force }).await?;
-        let message = answer.map_err(|refusal| refused_or(refusal, || missing))?;
+        let message = answer.map_err(refused)?;
         Ok(Response::new(v1::AgentAnswer { message }))
+    }
+
+    /// Answered with the job as it is when the wish was carried out.
+    async fn ask_job(
+        &self,
+        name: String,
+        question: impl FnOnce(JobName, Reply<Result<Option<JobView>, Refusal>>) -> Ask,
+    ) -> Result<Response<v1::Job>, Status> {
+        let name = JobName(name);
+        let answer = self.ask(|reply| question(name.clone(), reply)).await?;
+        job(&name, answer.map_err(refused)?)
     }
 }
 
@@ -76,19 +86,16 @@ impl v1::admin_server::Admin for Admin {
     async fn submit_job(&self, request: Request<v1::SubmitJobRequest>) -> Result<Response<v1::Job>, Status> {
         let spec = JobSpec::parse_trainable(&request.into_inner().job_toml, "job")
             .map_err(|error| Status::invalid_argument(told_back(&error.to_string())))?;
-        let name = spec.name.clone();
-        let answer = self.ask(|reply| Ask::Submit(Box::new(spec), reply)).await?;
-        job(&name, answer.map_err(refused)?)
+        self.ask_job(spec.name.clone(), |_, reply| Ask::Submit(Box::new(spec), reply)).await
     }
 
     async fn get_job(&self, request: Request<v1::GetJobRequest>) -> Result<Response<v1::Job>, Status> {
-        let name = request.into_inner().name;
-        let job_name = JobName(name.clone());
-        if let Some(stored) = self.gate.stored().await? {
-            let record = stored.jobs.into_iter().find(|record| record.name == job_name);
-            return job(&name, record.map(JobView::stored));
-        }
-        job(&name, self.ask(|reply| Ask::GetJob(job_name, reply)).await?)
+        let name = JobName(request.into_inner().name);
+        let view = match self.gate.stored().await? {
+            Some(stored) => stored.jobs.into_iter().find(|record| record.name == name).map(JobView::stored),
+            None => self.ask(|reply| Ask::GetJob(name.clone(), reply)).await?,
+        };
+        job(&name, view)
     }
 
     async fn list_jobs(
@@ -108,19 +115,11 @@ impl v1::admin_server::Admin for Admin {
         &self,
         request: Request<v1::RebalanceJobRequest>,
     ) -> Result<Response<v1::Job>, Status> {
-        let name = request.into_inner().name;
-        let job_name = JobName(name.clone());
-        let answer = self.ask(|reply| Ask::RebalanceJob(job_name, reply)).await?;
-        let missing = || no_job(&name);
-        job(&name, answer.map_err(|refusal| refused_or(refusal, missing))?)
+        self.ask_job(request.into_inner().name, Ask::RebalanceJob).await
     }
 
     async fn stop_job(&self, request: Request<v1::StopJobRequest>) -> Result<Response<v1::Job>, Status> {
-        let name = request.into_inner().name;
-        let job_name = JobName(name.clone());
-        let answer = self.ask(|reply| Ask::StopJob(job_name, reply)).await?;
-        let missing = || no_job(&name);
-        job(&name, answer.map_err(|refusal| refused_or(refusal, missing))?)
+        self.ask_job(request.into_inner().name, Ask::StopJob).await
     }
 
     async fn list_nodes(
@@ -136,9 +135,8 @@ impl v1::admin_server::Admin for Admin {
         request: Request<v1::DrainGpuRequest>,
     ) -> Result<Response<v1::DrainGpuResponse>, Status> {
         let gpu = GpuId(request.into_inner().gpu);
-        let missing = no_gpu(&gpu);
         let answer = self.ask(|reply| Ask::DrainGpu(gpu, reply)).await?;
-        answer.map_err(|refusal| refused_or(refusal, || missing))?;
+        answer.map_err(refused)?;
         Ok(Response::new(v1::DrainGpuResponse {}))
     }
 
@@ -147,9 +145,8 @@ impl v1::admin_server::Admin for Admin {
         request: Request<v1::RestoreGpuRequest>,
     ) -> Result<Response<v1::RestoreGpuResponse>, Status> {
         let gpu = GpuId(request.into_inner().gpu);
-        let missing = no_gpu(&gpu);
         let answer = self.ask(|reply| Ask::RestoreGpu(gpu, reply)).await?;
-        let message = answer.map_err(|refusal| refused_or(refusal, || missing))?;
+        let message = answer.map_err(refused)?;
         Ok(Response::new(v1::RestoreGpuResponse { message }))
     }
 
@@ -189,9 +186,8 @@ impl v1::admin_server::Admin for Admin {
             return Err(Status::invalid_argument(problem));
         }
         let gpu = GpuId(gpu);
-        let missing = no_gpu(&gpu);
         let answer = self.ask(|reply| Ask::SetPowerLimit { gpu, limit_mw, lease_seconds, reply }).await?;
-        let message = answer.map_err(|refusal| refused_or(refusal, || missing))?;
+        let message = answer.map_err(refused)?;
         Ok(Response::new(v1::AgentAnswer { message }))
     }
 
@@ -199,17 +195,16 @@ impl v1::admin_server::Admin for Admin {
         &self,
         request: Request<v1::ListIncidentsRequest>,
     ) -> Result<Response<v1::ListIncidentsResponse>, Status> {
-        let name = request.into_inner().job;
-        let job = JobName(name.clone());
+        let job = JobName(request.into_inner().job);
         let incidents = match self.gate.stored().await? {
             Some(stored) => {
                 let known = stored.jobs.iter().any(|record| record.name == job);
                 let own = stored.incidents.into_iter().filter(|incident| incident.job == job);
                 known.then(|| own.collect())
             }
-            None => self.ask(|reply| Ask::ListIncidents(job, reply)).await?,
+            None => self.ask(|reply| Ask::ListIncidents(job.clone(), reply)).await?,
         };
-        let incidents: Vec<Incident> = incidents.ok_or_else(|| no_job(&name))?;
+        let incidents: Vec<Incident> = incidents.ok_or_else(|| refused(Refusal::no_job(&job)))?;
         let incidents = incidents.into_iter().map(convert::incident).collect();
         Ok(Response::new(v1::ListIncidentsResponse { incidents }))
     }
@@ -265,33 +260,13 @@ fn told_back(text: &str) -> String {
     shown
 }
 
-fn job(name: &str, view: Option<JobView>) -> Result<Response<v1::Job>, Status> {
-    let view = view.ok_or_else(|| no_job(name))?;
+fn job(name: &JobName, view: Option<JobView>) -> Result<Response<v1::Job>, Status> {
+    let view = view.ok_or_else(|| refused(Refusal::no_job(name)))?;
     convert::job(view).map(Response::new).map_err(no_json)
-}
-
-fn no_job(name: &str) -> Status {
-    Status::not_found(format!("there is no job `{name}`: `reknit job list` names them all"))
-}
-
-fn no_gpu(gpu: &GpuId) -> Status {
-    Status::not_found(format!("no connected agent has a GPU `{gpu}`: `reknit node list` names them all"))
-}
-
-fn no_node(node: &NodeName) -> Status {
-    Status::not_found(format!("no agent was heard of a node `{node}`: `reknit node list` names them all"))
 }
 
 fn no_json(error: serde_json::Error) -> Status {
     Status::internal(format!("the layout has no JSON form: {error}"))
-}
-
-/// What is not there is told with the command that lists what is.
-fn refused_or(refusal: Refusal, missing: impl FnOnce() -> Status) -> Status {
-    match refusal {
-        Refusal::NotFound(_) => missing(),
-        other @ (Refusal::AlreadyExists(_) | Refusal::FailedPrecondition(_)) => refused(other),
-    }
 }
 
 fn refused(refusal: Refusal) -> Status {

@@ -136,7 +136,7 @@ impl Coordinator {
     fn refuse_ask(&self, ask: &Ask, force: bool) -> Option<Refusal> {
         let node = &ask.node;
         if self.known.get(node).is_none() {
-            return Some(Refusal::NotFound(format!("no agent was ever heard of a node {node}")));
+            return Some(Refusal::no_node(node));
         }
         if !self.agents.is_open(node) {
             let problem = format!("the agent of {node} is not connected: see `reknit node list`");
