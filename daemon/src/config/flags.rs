@@ -67,7 +67,7 @@ pub struct Flags {
     /// [default: human]
     #[arg(long, env = "REKNITD_LOG")]
     pub log: Option<LogFormat>,
-    /// Gets the bound address once the daemon answers.
+    /// Gets the bound address once the daemon leads; in stand-by it is not written.
     #[arg(long, env = "REKNITD_READY_FILE", value_name = "FILE")]
     pub ready_file: Option<PathBuf>,
     /// Print the configuration that results, as a file, and exit.
