@@ -26,7 +26,7 @@ pub struct Config {
     pub topology: Option<PathBuf>,
     pub store: StoreKind,
     pub log: LogFormat,
-    /// Gets the bound address once the daemon answers.
+    /// Gets the bound address once the daemon leads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready_file: Option<PathBuf>,
     pub etcd: EtcdConfig,

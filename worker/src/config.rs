@@ -10,8 +10,8 @@ use std::net::IpAddr;
 #[command(name = "reknit-worker", version)]
 pub struct Config {
     /// The daemon's address, such as http://127.0.0.1:7400; several, separated by commas, where there are several daemons.
-    #[arg(long, env = "REKNIT_DAEMON")]
-    pub daemon: Daemons,
+    #[arg(long = "daemon", value_name = "ADDRESSES", env = "REKNIT_DAEMON")]
+    pub daemons: Daemons,
     #[arg(long)]
     pub job: String,
     /// The GPU's UUID.

@@ -4,10 +4,9 @@ use crate::messages::{
     Committed, Order, Participant, Phase, Prepare, Report, StepPart, StepVote, Timeouts, WorkerState,
 };
 use crate::pace::Activity;
-use reknit_client::unpack;
 use reknit_layout::{Epoch, GpuId, Incarnation, JobSpec, NodeName, Step, WorkerKey};
 use reknit_plane::{Endpoint, Ticket};
-use reknit_proto::{Message, v1};
+use reknit_proto::{Message, unpack, v1};
 use std::time::Duration;
 
 #[derive(Debug, thiserror::Error)]

@@ -68,7 +68,7 @@ fn serve(config: &Config, plane: Arc<HostPlane>) -> Result<(), RankError> {
     let aborts = Arc::new(Aborts::new(Arc::<HostPlane>::clone(&plane)));
     let (orders, inbox) = std::sync::mpsc::sync_channel(QUEUED_ORDERS);
     let session = Session {
-        daemons: config.daemon.clone(),
+        daemons: config.daemons.clone(),
         job: config.job.clone(),
         worker: config.worker(),
         node: config.node(),

@@ -76,7 +76,7 @@ impl Prepares {
 }
 
 fn packed(bytes: &[u8]) -> Bytes {
-    reknit_client::pack(bytes).into()
+    reknit_proto::pack(bytes).into()
 }
 
 fn json<T: serde::Serialize>(value: &T) -> Result<Bytes, serde_json::Error> {

@@ -263,7 +263,7 @@ fn resumed(
     me: &WorkerKey,
     global_batch: u64,
 ) -> v1::Committed {
-    let layout: Layout = serde_json::from_slice(&reknit_client::unpack(&prepared.layout).unwrap()).unwrap();
+    let layout: Layout = serde_json::from_slice(&reknit_proto::unpack(&prepared.layout).unwrap()).unwrap();
     let place = layout.place_of(me).expect("a member");
     let group = layout.group(place.replica, place.stage).unwrap();
     let step = prepared.resume_step + 1;

@@ -1,12 +1,10 @@
-//! How agents, workers and operators reach the daemon that leads, and how what is sent to many is packed.
+//! How agents, workers and operators reach the daemon that leads.
 
 mod daemons;
 mod dialer;
-mod packed;
 
 pub use daemons::{BadAddress, Daemons, LEADER, Next, leader};
 pub use dialer::{Dialer, Ended, Opening};
-pub use packed::{pack, unpack};
 
 /// The innermost error says what happened; those around it say such as `transport error`.
 #[must_use]

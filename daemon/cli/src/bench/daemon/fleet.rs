@@ -64,7 +64,7 @@ impl Fleet {
         if let Some(known) = layouts.get(&packed) {
             return Ok(Arc::clone(known));
         }
-        let json = reknit_client::unpack(&packed).map_err(|error| format!("its layout: {error}"))?;
+        let json = reknit_proto::unpack(&packed).map_err(|error| format!("its layout: {error}"))?;
         let layout: Layout = serde_json::from_slice(&json).map_err(|error| format!("its layout: {error}"))?;
         if layouts.len() >= KEPT {
             layouts.clear();
