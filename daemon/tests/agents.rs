@@ -384,7 +384,7 @@ async fn a_restore_that_the_agent_refuses_fails_and_says_that_the_drain_is_lifte
     assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
     assert!(refused.message().contains("drain of GPU GPU-0 is lifted"), "{refused}");
     assert!(refused.message().ends_with("agent of n0: still fatal: XID 79"), "{refused}");
-    assert!(!node(&daemon).await.gpus[0].drained);
+    assert_eq!(node(&daemon).await.gpus[0].drained_by, "");
     // Once more, without a drain.
     let (refused, ()) =
         tokio::join!(admin.restore_gpu(restore.clone()), refuse(&mut agent, "still fatal: XID 79"));

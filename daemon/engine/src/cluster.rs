@@ -1,6 +1,6 @@
 //! The nodes and their GPUs, as agents and operators speak of them.
 
-use crate::{GpuReport, HealthClass, NodeLink, Time, Timeouts};
+use crate::{DrainedBy, GpuReport, HealthClass, NodeLink, Time, Timeouts};
 use reknit_layout::topology::{Domain, Node as Machine};
 use reknit_layout::{DomainName, GpuId, NodeName, Topology};
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,8 +9,8 @@ use std::time::Duration;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Cluster {
     nodes: BTreeMap<NodeName, Node>,
-    /// Taken out by an operator.
-    pub(crate) drained: BTreeSet<GpuId>,
+    /// Taken out until an operator takes them back.
+    pub(crate) drained: BTreeMap<GpuId, DrainedBy>,
     /// As an operator describes it, with the GPUs' nominal names.
     pub(crate) described: Topology,
     /// Who lists each GPU: one node, but for one that moved while its old node was away.
@@ -134,12 +134,12 @@ impl Cluster {
 
     /// A worker that is there may stay a member. A GPU nothing is known of keeps its worker: unknown is not lost.
     pub(crate) fn may_train(&self, gpu: &GpuId) -> bool {
-        !self.sick.contains(gpu) && !self.drained.contains(gpu)
+        !self.sick.contains(gpu) && !self.drained.contains_key(gpu)
     }
 
     /// The GPUs that may not train; some twice.
     pub(crate) fn unfit(&self) -> impl Iterator<Item = &GpuId> {
-        self.sick.iter().chain(&self.drained)
+        self.sick.iter().chain(self.drained.keys())
     }
 
     /// Keeps what is looked up by GPU in step with what `node` lists of it.
@@ -179,7 +179,7 @@ impl Cluster {
         let (_, node, found) = self.gpu(gpu)?;
         if !node.connected() {
             Some(Hindrance::Away)
-        } else if self.drained.contains(gpu) {
+        } else if self.drained.contains_key(gpu) {
             Some(Hindrance::Drained)
         } else {
             (!fit(found.health)).then_some(Hindrance::Unfit)

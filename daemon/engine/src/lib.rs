@@ -21,7 +21,7 @@ pub use event::{
     WorkerState,
 };
 pub use incident::{Incident, IncidentKind};
-pub use record::{JobRecord, Phase};
+pub use record::{DrainedBy, JobRecord, Phase};
 pub use refusal::Refusal;
 pub use state::State;
 pub use step::step;

@@ -3,7 +3,7 @@
 use crate::JobName;
 use reknit_layout::{Epoch, GpuId, Incarnation, JobSpec, Layout, Place, Step};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Enough for a new daemon to go on, together with what agents and workers report.
@@ -21,8 +21,8 @@ pub struct JobRecord {
     pub last_incarnation: Incarnation,
     /// True from the first commit on. State is never made from the seed again (NO-GUESS).
     pub ever_committed: bool,
-    /// Taken out by an operator.
-    pub drained: BTreeSet<GpuId>,
+    /// Taken out until an operator takes them back, and by whom.
+    pub drained: BTreeMap<GpuId, DrainedBy>,
     pub last_incident: u64,
     /// Incidents up to this one are of earlier runs under the same name.
     #[serde(default)]
@@ -52,7 +52,7 @@ impl JobRecord {
             last_epoch: Epoch(0),
             last_incarnation: Incarnation(0),
             ever_committed: false,
-            drained: BTreeSet::new(),
+            drained: BTreeMap::new(),
             last_incident: 0,
             earlier_incidents: 0,
             committed_step: Step(0),
@@ -61,6 +61,14 @@ impl JobRecord {
             replaced: BTreeMap::new(),
         }
     }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DrainedBy {
+    Operator,
+    /// It is a straggler, and the job's policy is to act on those.
+    Policy,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -68,7 +68,7 @@ impl State {
         if self.cluster.gpu(gpu).is_none() {
             return Some(Refusal::no_gpu(gpu));
         }
-        if self.cluster.drained.contains(gpu) {
+        if self.cluster.drained.contains_key(gpu) {
             return Some(Refusal::FailedPrecondition(format!("GPU {gpu} is drained already")));
         }
         let job =
@@ -89,7 +89,7 @@ impl State {
     }
 
     pub fn refuse_restore(&self, gpu: &GpuId) -> Option<Refusal> {
-        if self.cluster.drained.contains(gpu) {
+        if self.cluster.drained.contains_key(gpu) {
             None
         } else if self.cluster.gpu(gpu).is_none() {
             Some(Refusal::no_gpu(gpu))

@@ -5,7 +5,9 @@ use crate::job::Job;
 use crate::job::commit::CommittedStep;
 use crate::job::workers::Workers;
 use crate::state::{Ctx, State};
-use crate::{Command, Event, GpuReport, Incident, JobName, JobRecord, NodeLink, Phase, Time, Timeouts};
+use crate::{
+    Command, DrainedBy, Event, GpuReport, Incident, JobName, JobRecord, NodeLink, Phase, Time, Timeouts,
+};
 use reknit_layout::{Epoch, JobSpec, NodeName, WorkerKey};
 use std::collections::BTreeMap;
 
@@ -195,10 +197,10 @@ impl Engine<'_> {
             Event::Progress { job, worker, epoch, step, ticks, activity } => {
                 let drain =
                     self.on(&job, |job, ctx| job.progress(ctx, &worker, (epoch, step), ticks, activity));
-                // By the path of an operator's wish, who can undo it.
+                // By the path of an operator's wish, and an operator undoes it.
                 if let Some(gpu) = drain.flatten() {
                     self.stir(Stir::Cluster);
-                    self.cluster.drained.insert(gpu);
+                    self.cluster.drained.insert(gpu, DrainedBy::Policy);
                     self.store_drained();
                 }
             }
@@ -218,7 +220,7 @@ impl Engine<'_> {
                 self.on(&job, |job, ctx| job.rebalance(ctx));
             }
             Event::DrainGpu { gpu } => {
-                self.cluster.drained.insert(gpu);
+                self.cluster.drained.insert(gpu, DrainedBy::Operator);
                 self.store_drained();
             }
             Event::RestoreGpu { gpu } => {
@@ -231,7 +233,7 @@ impl Engine<'_> {
 
     fn started(&mut self, jobs: Vec<JobRecord>, incidents: Vec<Incident>) {
         for record in jobs {
-            self.cluster.drained.extend(record.drained.iter().cloned());
+            self.cluster.drained.extend(record.drained.clone());
             let name = record.name.clone();
             let own = incidents.iter().filter(|incident| incident.job == name);
             let job = Job::restored(record, own.cloned().collect(), self.now, self.timeouts);

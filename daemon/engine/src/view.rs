@@ -1,7 +1,7 @@
 //! What operators see.
 
 use crate::job::Job;
-use crate::{HealthClass, Incident, JobName, JobRecord, Phase, State, Time};
+use crate::{DrainedBy, HealthClass, Incident, JobName, JobRecord, Phase, State, Time};
 use reknit_layout::{Epoch, GpuId, Layout, NodeName, Place, Step, WorkerKey};
 use std::sync::Arc;
 
@@ -84,7 +84,7 @@ pub struct GpuView {
     pub cause: String,
     /// When health or cause changed.
     pub changed: Time,
-    pub drained: bool,
+    pub drained: Option<DrainedBy>,
 }
 
 impl State {
@@ -108,7 +108,7 @@ impl State {
                     health: found.health,
                     cause: found.cause.clone(),
                     changed: found.changed,
-                    drained: self.cluster.drained.contains(gpu),
+                    drained: self.cluster.drained.get(gpu).copied(),
                 });
                 let mut gpus: Vec<_> = gpus.collect();
                 gpus.sort_by_key(|gpu| gpu.index);

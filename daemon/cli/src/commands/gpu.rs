@@ -154,7 +154,7 @@ async fn training(admin: &mut Admin, _: &[Node], place: &str) -> Result<Vec<(Str
 
 /// Which drained GPUs were at the place. They have no worker, but an incident tells of their leaving.
 async fn drained(admin: &mut Admin, nodes: &[Node], place: &str) -> Result<Vec<(String, String)>, Failure> {
-    let gpus = nodes.iter().flat_map(|node| &node.gpus).filter(|gpu| gpu.drained);
+    let gpus = nodes.iter().flat_map(|node| &node.gpus).filter(|gpu| !gpu.drained_by.is_empty());
     let drained: BTreeSet<&str> = gpus.map(|gpu| gpu.uuid.as_str()).collect();
     let mut found = Vec::new();
     for job in jobs(admin).await? {

@@ -183,8 +183,8 @@ pub(super) fn class_text(verdict: &HealthVerdict) -> String {
 
 fn health_text(gpu: &NodeGpu) -> String {
     let mut text = class_text(gpu.verdict());
-    if gpu.drained {
-        text.push_str(", drained");
+    if !gpu.drained_by.is_empty() {
+        text.push_str(&format!(", drained by {}", gpu.drained_by));
     }
     if let Some(age) = gpu.age_ms.filter(|age| *age > STALE_MS) {
         text.push_str(&format!(", {} s old", age / 1_000));
@@ -220,7 +220,7 @@ fn as_json(nodes: &[Node]) -> Value {
 pub(super) fn gpu_json(gpu: &NodeGpu) -> Value {
     let mut json = json!({
         "uuid": gpu.uuid, "index": gpu.index, "name": gpu.name, "memory_bytes": gpu.memory_bytes,
-        "drained": gpu.drained, "since_us": gpu.since_us, "age_ms": gpu.age_ms,
+        "drained_by": gpu.drained_by, "since_us": gpu.since_us, "age_ms": gpu.age_ms,
         "temperature": gpu.temperature, "power_mw": gpu.power_mw, "power_limit_mw": gpu.power_limit_mw,
         "risk": gpu.risk,
     });
@@ -288,7 +288,7 @@ mod tests {
         let gpu = NodeGpu {
             uuid: "GPU-1".to_owned(),
             verdict: Some(verdict(HealthClass::Healthy, HealthClass::Fatal)),
-            drained: true,
+            drained_by: "operator".to_owned(),
             age_ms: Some(12_345),
             temperature: Some(41),
             power_mw: Some(123_456),
@@ -305,7 +305,7 @@ mod tests {
         };
         let line = as_table(std::slice::from_ref(&node)).lines().remove(1);
         assert!(line.starts_with("n     silent  degraded  n/0"), "{line}");
-        assert!(line.contains("healthy (would be fatal), drained, 12 s old"), "{line}");
+        assert!(line.contains("healthy (would be fatal), drained by operator, 12 s old"), "{line}");
         assert!(line.contains("41 C  123/700 W"), "{line}");
         let json = &as_json(&[node])[0];
         assert_eq!((&json["link"], &json["gpus"][0]["health"]), (&json!("silent"), &json!("healthy")));

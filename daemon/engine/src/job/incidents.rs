@@ -3,7 +3,7 @@
 use super::Job;
 use crate::incident::KEPT;
 use crate::state::Ctx;
-use crate::{Command, Incident, IncidentKind, Notice, Time};
+use crate::{Command, DrainedBy, Incident, IncidentKind, Notice, Time};
 use reknit_layout::{GpuId, NodeName, WorkerKey};
 
 #[derive(Debug, Clone, Default)]
@@ -50,6 +50,8 @@ fn advice(ctx: &Ctx<'_>, kind: IncidentKind, gpu: Option<&GpuId>) -> String {
         | IncidentKind::Slow
         | IncidentKind::NodeLost => false,
     });
+    let straggler = gpu.is_some_and(|gpu| ctx.cluster.drained.get(gpu) == Some(&DrainedBy::Policy));
+    let kind = if straggler && kind == IncidentKind::Planned { IncidentKind::Slow } else { kind };
     suggested.unwrap_or_else(|| general_advice(kind)).to_owned()
 }
 
@@ -65,7 +67,7 @@ fn general_advice(kind: IncidentKind) -> &'static str {
         IncidentKind::PlaneFailed => "Check the links between the nodes named here if it happens again.",
         IncidentKind::Frozen => "Look for a stuck process or driver on the node.",
         IncidentKind::Slow => {
-            "Look for what slows the GPU: its clocks, its temperature, another process on the node. `reknit gpu drain` takes it out."
+            "Look for what slows the GPU: its clocks, its temperature, another process on the node. `reknit gpu drain` takes it out where policy has not, `reknit gpu restore` back."
         }
         IncidentKind::NodeLost => "Check the node and its network; its GPUs rejoin by themselves.",
         IncidentKind::Planned => "Nothing to do.",

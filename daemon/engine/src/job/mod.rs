@@ -13,6 +13,7 @@
 //! nothing, since a step's vote needs every member of its epoch (ONE-EPOCH).
 
 pub(crate) mod commit;
+pub(crate) mod copies;
 pub(crate) mod dismissal;
 pub(crate) mod ending;
 pub(crate) mod incidents;

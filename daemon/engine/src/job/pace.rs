@@ -7,7 +7,7 @@ use super::Job;
 use super::incidents::Sighting;
 use crate::cluster::Cluster;
 use crate::state::Ctx;
-use crate::{Activity, Incident, IncidentKind, StepPart, Time};
+use crate::{Activity, DrainedBy, Incident, IncidentKind, StepPart, Time};
 use hang::{Evidence, Limits, Member};
 use reknit_layout::job::Reaction;
 use reknit_layout::{Epoch, GpuId, Incarnation, Place, Step, WorkerKey};
@@ -198,20 +198,24 @@ impl Job {
                 signal: self.describe_hang(ctx, &key, &evidence),
                 reporter: self.name_of(&evidence.longest.0),
             };
-            match self.spec.recovery.on_hang {
+            let (act, sighting) = match self.spec.recovery.on_hang {
+                Reaction::Act if self.can_do_without(&key) => (true, sighting),
                 Reaction::Act => {
-                    // The fence goes out before anything that is only told.
-                    self.fence(ctx, &key);
-                    let reason = format!("{} hangs", self.name_of(&key));
-                    self.accuse(ctx, &key, sighting);
-                    self.disturb(ctx, &reason);
+                    let signal =
+                        format!("{}; nobody else holds what it holds, so it is not killed", sighting.signal);
+                    (false, Sighting { signal, ..sighting })
                 }
-                Reaction::Report => {
-                    if !self.pace.hung.contains_key(&key) {
-                        let id = self.tell(ctx, &key, sighting);
-                        self.pace.hung.insert(key, id);
-                    }
-                }
+                Reaction::Report => (false, sighting),
+            };
+            if act {
+                // The fence goes out before anything that is only told.
+                self.fence(ctx, &key);
+                let reason = format!("{} hangs", self.name_of(&key));
+                self.accuse(ctx, &key, sighting);
+                self.disturb(ctx, &reason);
+            } else if !self.pace.hung.contains_key(&key) {
+                let id = self.tell(ctx, &key, sighting);
+                self.pace.hung.insert(key, id);
             }
         }
     }
@@ -300,19 +304,24 @@ impl Job {
         self.straggler_to_drain(ctx.cluster)
     }
 
-    /// The first straggler without whom, and without those that are being drained already, somebody still trains.
+    /// A straggler without whom all replicas go on. One at a time: while an operator has not taken it back, others are only
+    /// told of. It is slow, not lost, and redundancy is worth more than its share.
     fn straggler_to_drain(&self, cluster: &Cluster) -> Option<GpuId> {
         match self.spec.recovery.on_straggler {
             Reaction::Report => return None,
             Reaction::Act => {}
         }
-        let mut slow =
-            self.pace.slow.keys().map(|key| &key.gpu).filter(|gpu| !cluster.drained.contains(*gpu));
-        slow.find(|gpu| {
-            let stays = |(key, _): &(&WorkerKey, &Place)| cluster.may_train(&key.gpu) && key.gpu != **gpu;
-            self.viable(self.members.iter().filter(stays).map(|(_, place)| place))
-        })
-        .cloned()
+        let mut by_policy = cluster.drained.iter().filter(|(_, by)| **by == DrainedBy::Policy);
+        if by_policy.any(|(gpu, _)| self.has_gpu(gpu)) {
+            return None;
+        }
+        let replicas = |but: Option<&WorkerKey>| {
+            let stays = |key: &WorkerKey| cluster.may_train(&key.gpu) && Some(key) != but;
+            let stay = self.members.iter().filter(|(key, _)| stays(key)).map(|(_, place)| *place);
+            self.spec.training(stay).map_or(0, |training| training.len())
+        };
+        let mut slow = self.pace.slow.keys().filter(|key| cluster.may_train(&key.gpu));
+        slow.find(|key| replicas(Some(key)) == replicas(None)).map(|key| key.gpu.clone())
     }
 
     fn name_straggler(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, factor: f64, typical: f64) {

@@ -175,13 +175,24 @@ impl Job {
         done
     }
 
-    /// They neither stopped nor exited in time.
+    /// They neither stopped nor exited in time. One whose units nobody else has is not killed: only while it lives can
+    /// the job go on, so it is waited for until it answers or is gone.
     fn condemn(&mut self, ctx: &mut Ctx<'_>, silent: &BTreeSet<WorkerKey>) {
         for key in silent {
             let Some(worker) = self.workers.get(key) else {
                 continue;
             };
             if worker.fencing() {
+                continue;
+            }
+            if !self.can_do_without(key) {
+                let explanation = format!(
+                    "waits for {}, which does not answer: the job cannot go on without what it holds, so it is not killed; if \
+                     it is beyond help, stop the job",
+                    self.name_of(key)
+                );
+                self.set_phase(ctx, Phase::Waiting, &explanation);
+                self.persist(ctx);
                 continue;
             }
             let (kind, why) = if ctx.cluster.connected(&worker.node) || worker.session {

@@ -1,6 +1,7 @@
 //! Planned changes of a running job: GPUs that come back, GPUs that leave.
 
 use super::Job;
+use crate::DrainedBy;
 use crate::state::Ctx;
 use reknit_layout::{GpuId, Place, WorkerKey};
 use std::collections::BTreeMap;
@@ -71,8 +72,11 @@ impl Job {
         for gpu in &leaving {
             let cause = ctx.cluster.gpu(gpu).map(|(_, _, gpu)| gpu.cause.as_str());
             let signal = match cause {
-                Some(cause) if !ctx.cluster.drained.contains(gpu) => format!("drain: {cause}"),
-                Some(_) | None => "drain".to_owned(),
+                Some(cause) if !ctx.cluster.drained.contains_key(gpu) => format!("drain: {cause}"),
+                Some(_) | None => match ctx.cluster.drained.get(gpu) {
+                    Some(DrainedBy::Policy) => "drain by policy: it is a straggler".to_owned(),
+                    Some(DrainedBy::Operator) | None => "drain".to_owned(),
+                },
             };
             self.plan_change(ctx, gpu, &signal);
         }

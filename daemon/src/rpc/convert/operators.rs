@@ -3,7 +3,7 @@
 use super::key;
 use crate::agents::Agent;
 use reknit_engine::{
-    HealthClass, Incident, IncidentKind, JobName, JobView, NodeLink, NodeView, Notice, Phase, Time,
+    DrainedBy, HealthClass, Incident, IncidentKind, JobName, JobView, NodeLink, NodeView, Notice, Phase, Time,
 };
 use reknit_layout::{NodeName, Place};
 use reknit_proto::v1;
@@ -77,7 +77,11 @@ pub fn node(view: NodeView, agent: Option<&Agent>, now: Time) -> v1::Node {
                 cause: gpu.cause,
                 ..said.verdict.unwrap_or_default()
             }),
-            drained: gpu.drained,
+            drained_by: match gpu.drained {
+                Some(DrainedBy::Operator) => "operator".to_owned(),
+                Some(DrainedBy::Policy) => "policy".to_owned(),
+                None => String::new(),
+            },
             memory_bytes: said.memory_bytes,
             age_ms: state.age_ms.map(|age| age.saturating_add(since)),
             temperature: state.temperature.filter(|_| connected),

@@ -67,7 +67,10 @@ fn as_lines(node: &Node, gpu: &NodeGpu, workers: &[(&Job, &JobWorker)], now_us: 
         ("MAY REJOIN", verdict.rejoin.clone()),
         ("TO DO", verdict.action.clone()),
         ("RISK", format!("{:.1} points", gpu.risk)),
-        ("DRAINED", if gpu.drained { "by an operator" } else { "no" }.to_owned()),
+        (
+            "DRAINED",
+            if gpu.drained_by.is_empty() { "no".to_owned() } else { format!("by {}", gpu.drained_by) },
+        ),
         ("WORKER", workers.join("; ")),
         ("READ", age),
         ("TEMPERATURE", temperature_text(gpu)),
@@ -120,7 +123,7 @@ mod tests {
                 ..HealthVerdict::default()
             }),
             risk: 12.25,
-            drained: true,
+            drained_by: "operator".to_owned(),
             since_us: 1_796_008_398_123_456,
             age_ms: Some(1_200),
             temperature: Some(41),
