@@ -180,10 +180,12 @@ fn all_gone(world: &World, job: &JobName) -> bool {
     world.store.jobs.get(job).is_some_and(|record| record.places.values().all(gone))
 }
 
-/// Some value is truly held by no live member of the committed layout at the newest step that anyone reached.
+/// Some value is truly held by no live member that answers of the committed layout at the newest step that anyone reached.
 fn lost_for_good(world: &World, view: &JobView) -> bool {
     let Some(layout) = &view.layout else { return false };
     let of_job = world.workers.iter().filter(|(who, _)| who.job == view.name);
+    // Who alone holds something is waited for, and may be frozen for ever.
+    let of_job = of_job.filter(|(_, worker)| worker.frozen_until <= world.now);
     // A process behind an agent that is gone may have been given up.
     let known = |who: &Who| view.workers.iter().any(|worker| worker.worker == who.key);
     let members = of_job.filter(|(who, _)| layout.place_of(&who.key).is_some() && known(who));
