@@ -29,7 +29,7 @@ impl World {
         let again = match wish {
             Wish::Submit(job) => !self.store.jobs.contains_key(&self.job_name(job)),
             Wish::Restore(gpu) => {
-                self.store.jobs.values().any(|record| record.drained.contains(&self.gpus[gpu]))
+                self.store.jobs.values().any(|record| record.drained.contains_key(&self.gpus[gpu]))
             }
             Wish::Stop(_) | Wish::Rebalance(_) | Wish::Drain(_) => leader.is_none() && !self.healed,
         };

@@ -1,12 +1,9 @@
 //! What is only told, and who is not killed.
 
-mod world;
-
+use reknit_control_sim::*;
 use reknit_engine::*;
 use reknit_layout::job::{Reaction, RecoverySpec};
 use reknit_layout::*;
-use world::stories::{assert_no_gap, degrees, fault, run_until_degrees};
-use world::*;
 
 fn running(spec: JobSpec) -> World {
     let mut world = World::with_spec(7, spec);
@@ -16,13 +13,13 @@ fn running(spec: JobSpec) -> World {
 }
 
 fn of_kind(world: &World, kind: IncidentKind) -> Vec<Incident> {
-    let all = world.state.incidents(&job_name());
+    let all = world.incidents();
     all.into_iter().filter(|incident| incident.kind == kind).collect()
 }
 
 /// One replica: whatever a rank owns nobody else has.
 fn without_copies() -> JobSpec {
-    let mut spec = spec(4, 100_000);
+    let mut spec = spec("demo", 4, 100_000);
     spec.parallel.data = 1;
     spec
 }
@@ -30,13 +27,13 @@ fn without_copies() -> JobSpec {
 #[test]
 fn what_was_told_is_still_only_told_after_a_take_over() {
     let told = RecoverySpec { on_hang: Reaction::Report, ..RecoverySpec::default() };
-    let mut world = running(JobSpec { recovery: told, ..spec(4, 100_000) });
+    let mut world = running(JobSpec { recovery: told, ..spec("demo", 4, 100_000) });
     world.freeze(&gpu(1, 0));
     world.run_until("a hang is told", |world| !of_kind(world, IncidentKind::Frozen).is_empty());
     world.restart_daemon();
     world.run_until_phase(Phase::Running);
     world.kill(&gpu(0, 2));
-    run_until_degrees(&mut world, &[3, 3]);
+    world.run_until_degrees(&[3, 3]);
     let told = of_kind(&world, IncidentKind::Frozen).remove(0);
     assert!(told.told && told.quiesced.is_none() && told.epoch_after.is_none(), "{told:#?}");
     let killed = of_kind(&world, IncidentKind::WorkerKilled);
@@ -51,7 +48,7 @@ fn the_only_holder_is_not_killed_for_a_hang() {
     let frozen = world.on(&gpu(0, 1)).expect("a worker");
     world.freeze(&gpu(0, 1));
     // Its peers give up after the operation's limit, and then it has as long as any other to stop.
-    let limit = world.timeouts.operation() + world.timeouts.quiesce();
+    let limit = TIMEOUTS.operation() + TIMEOUTS.quiesce();
     world.run_ms(limit.as_millis() as u64 + 5_000);
     let told = of_kind(&world, IncidentKind::Frozen);
     assert!(told[0].signal.ends_with("nobody else holds what it holds, so it is not killed"), "{told:#?}");
@@ -62,48 +59,45 @@ fn the_only_holder_is_not_killed_for_a_hang() {
         view.explanation
     );
     world.thaw(&gpu(0, 1));
-    // Its session broke while it slept; on its return it hears that the epoch is closed.
-    world.flap_worker(&frozen, 10);
     world.run_until("it trains again", |world| world.view().epoch > Epoch(1));
-    run_until_degrees(&mut world, &[4]);
+    world.run_until_degrees(&[4]);
     assert_eq!(world.on(&gpu(0, 1)), Some(frozen), "the same process");
     let step = world.view().committed_step.0;
     world.run_until_step(step + 5);
-    assert_no_gap(&world);
 }
 
 #[test]
 fn stragglers_are_drained_one_at_a_time_and_no_replica_is_given_up_for_them() {
     let act = RecoverySpec { on_straggler: Reaction::Act, ..RecoverySpec::default() };
-    let mut world = running(JobSpec { recovery: act.clone(), ..spec(4, 100_000) });
+    let mut world = running(JobSpec { recovery: act.clone(), ..spec("demo", 4, 100_000) });
     for straggler in [gpu(0, 1), gpu(1, 2)] {
         world.slow(&straggler, 60_000);
     }
     world.run_ms(20_000);
     assert_eq!(of_kind(&world, IncidentKind::Slow).len(), 2, "both are told");
-    assert_eq!(degrees(&world), [3, 4], "one is out");
+    assert_eq!(world.degrees(), [3, 4], "one is out");
     assert!(of_kind(&world, IncidentKind::Planned)[0].signal.contains("by policy"));
     world.tell(Event::RestoreGpu { gpu: gpu(0, 1) });
-    run_until_degrees(&mut world, &[4, 3]);
+    world.run_until_degrees(&[4, 3]);
 
-    let mut full = JobSpec { recovery: act, ..spec(4, 100_000) };
+    let mut full = JobSpec { recovery: act, ..spec("demo", 4, 100_000) };
     full.parallel.min_tensor = 4;
     let mut world = running(full);
     world.slow(&gpu(0, 1), 60_000);
     world.run_ms(20_000);
     assert_eq!(of_kind(&world, IncidentKind::Slow).len(), 1);
-    assert_eq!(degrees(&world), [4, 4], "without it a replica could not go on");
+    assert_eq!(world.degrees(), [4, 4], "without it a replica could not go on");
 }
 
 #[test]
 fn the_kill_that_a_fence_is_does_not_hide_the_hang_from_the_next_daemon() {
-    let mut world = running(spec(4, 100_000));
+    let mut world = running(spec("demo", 4, 100_000));
     world.freeze(&gpu(0, 3));
-    run_until_degrees(&mut world, &[3, 4]);
+    world.run_until_degrees(&[3, 4]);
     let before = fault(&world);
     assert_eq!(before.kind, IncidentKind::Frozen);
     world.restart_daemon();
-    run_until_degrees(&mut world, &[4, 4]);
+    world.run_until_degrees(&[4, 4]);
     let after = of_kind(&world, IncidentKind::Frozen);
-    assert_eq!(after.len(), 1, "{:#?}", world.state.incidents(&job_name()));
+    assert_eq!(after.len(), 1, "{:#?}", world.incidents());
 }
