@@ -1,14 +1,17 @@
 //! One rank's state and work: prepare an epoch, resume, train a step.
 
+mod error;
+
 use crate::abort::Aborts;
-use crate::corpus::{Corpus, CorpusError};
-use crate::exchange::{ExchangeError, sum_over_replicas};
-use crate::groups::{CommError, Joined, Joiner, Team, join_all};
+use crate::corpus::Corpus;
+use crate::exchange::sum_over_replicas;
+use crate::groups::{Joined, Joiner, Team, join_all};
 use crate::messages::{Committed, Phase, Prepare, Share, StepPart, StepVote, Timeouts, WorkerState};
 use crate::pace::Pace;
-use crate::reshard::{ReshardError, exchange};
+use crate::reshard::exchange;
+pub use error::RankError;
 use reknit_layout::{Axis, Epoch, Holding, JobSpec, Layout, Place, Step, Units, WorkerKey};
-use reknit_model::{BatchError, Real, RebuildError, Received, Shard, ShardError, StepError};
+use reknit_model::{Real, Received, Shard};
 use reknit_plane::{AbortReason, Element, Plane};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -84,74 +87,6 @@ pub struct Done {
     pub computed: Duration,
     /// Somebody asked for a pause: every member stops at this boundary.
     pub pause: bool,
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum RankError {
-    #[error(transparent)]
-    Plane(Box<CommError>),
-    #[error(transparent)]
-    Corpus(#[from] CorpusError),
-    #[error(transparent)]
-    Reshard(Box<ReshardError>),
-    #[error("the new shard: {0}")]
-    Rebuild(#[from] RebuildError),
-    #[error("the sum of gradients: {0}")]
-    Shard(#[from] ShardError),
-    #[error(transparent)]
-    Batch(#[from] BatchError),
-    #[error("{0}")]
-    Refused(String),
-}
-
-impl From<CommError> for RankError {
-    fn from(error: CommError) -> Self {
-        Self::Plane(Box::new(error))
-    }
-}
-
-impl From<ExchangeError> for RankError {
-    fn from(error: ExchangeError) -> Self {
-        match error {
-            ExchangeError::Plane(error) => error.into(),
-            ExchangeError::Shard(error) => Self::Shard(error),
-        }
-    }
-}
-
-impl From<StepError<CommError>> for RankError {
-    fn from(error: StepError<CommError>) -> Self {
-        match error {
-            StepError::Batch(error) => Self::Batch(error),
-            StepError::Parallel(error) => error.into(),
-        }
-    }
-}
-
-impl From<ReshardError> for RankError {
-    fn from(error: ReshardError) -> Self {
-        match error {
-            ReshardError::Plane(error) => error.into(),
-            ReshardError::NotHeld { .. }
-            | ReshardError::NothingHeld { .. }
-            | ReshardError::Damaged { .. } => Self::Reshard(Box::new(error)),
-        }
-    }
-}
-
-impl RankError {
-    /// The failed operation, when the data plane failed and not this worker.
-    pub fn plane(&self) -> Option<&CommError> {
-        match self {
-            Self::Plane(error) => Some(error),
-            Self::Corpus(_)
-            | Self::Reshard(_)
-            | Self::Rebuild(_)
-            | Self::Shard(_)
-            | Self::Batch(_)
-            | Self::Refused(_) => None,
-        }
-    }
 }
 
 impl<T: Real + Element> Rank<T> {

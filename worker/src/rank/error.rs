@@ -1,0 +1,75 @@
+//! Why a rank cannot go on.
+
+use crate::corpus::CorpusError;
+use crate::exchange::ExchangeError;
+use crate::groups::CommError;
+use crate::reshard::ReshardError;
+use reknit_model::{BatchError, RebuildError, ShardError, StepError};
+
+#[derive(Debug, thiserror::Error)]
+pub enum RankError {
+    #[error(transparent)]
+    Plane(Box<CommError>),
+    #[error(transparent)]
+    Corpus(#[from] CorpusError),
+    #[error(transparent)]
+    Reshard(Box<ReshardError>),
+    #[error("the new shard: {0}")]
+    Rebuild(#[from] RebuildError),
+    #[error("the sum of gradients: {0}")]
+    Shard(#[from] ShardError),
+    #[error(transparent)]
+    Batch(#[from] BatchError),
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl From<CommError> for RankError {
+    fn from(error: CommError) -> Self {
+        Self::Plane(Box::new(error))
+    }
+}
+
+impl From<ExchangeError> for RankError {
+    fn from(error: ExchangeError) -> Self {
+        match error {
+            ExchangeError::Plane(error) => error.into(),
+            ExchangeError::Shard(error) => Self::Shard(error),
+        }
+    }
+}
+
+impl From<StepError<CommError>> for RankError {
+    fn from(error: StepError<CommError>) -> Self {
+        match error {
+            StepError::Batch(error) => Self::Batch(error),
+            StepError::Parallel(error) => error.into(),
+        }
+    }
+}
+
+impl From<ReshardError> for RankError {
+    fn from(error: ReshardError) -> Self {
+        match error {
+            ReshardError::Plane(error) => error.into(),
+            ReshardError::NotHeld { .. }
+            | ReshardError::NothingHeld { .. }
+            | ReshardError::Damaged { .. } => Self::Reshard(Box::new(error)),
+        }
+    }
+}
+
+impl RankError {
+    /// The failed operation, when the data plane failed and not this worker.
+    pub fn plane(&self) -> Option<&CommError> {
+        match self {
+            Self::Plane(error) => Some(error),
+            Self::Corpus(_)
+            | Self::Reshard(_)
+            | Self::Rebuild(_)
+            | Self::Shard(_)
+            | Self::Batch(_)
+            | Self::Refused(_) => None,
+        }
+    }
+}
