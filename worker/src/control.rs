@@ -181,12 +181,12 @@ impl<T: Real + Element> Control<'_, T> {
         };
         match outcome {
             Ok(prepared) => {
+                info!(%epoch, step = %prepared.step, bytes_received = prepared.bytes_received, "ready");
                 self.enter(Phase::Ready);
                 self.desk.outbox.push(Report::Ready {
                     epoch,
                     step: prepared.step,
                     replicated_digest: prepared.replicated_digest,
-                    bytes_received: prepared.bytes_received,
                 });
             }
             // Another try would find the same files.
@@ -223,7 +223,6 @@ impl<T: Real + Element> Control<'_, T> {
                             epoch,
                             reason: failed.to_string(),
                             peer: failed.peer.clone(),
-                            timed_out: failed.timed_out(),
                         });
                     }
                     self.stop();

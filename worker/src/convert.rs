@@ -74,12 +74,12 @@ pub fn report(job: &str, report: Report) -> v1::WorkerReport {
     use v1::worker_report::Report as Wire;
     let peer_key = |peer: Option<WorkerKey>| peer.map(|peer| key(job, &peer));
     wrap(match report {
-        Report::PlaneFailed { epoch, reason, peer, timed_out } => {
-            Wire::PlaneFailed(v1::PlaneFailed { epoch: epoch.0, reason, peer: peer_key(peer), timed_out })
+        Report::PlaneFailed { epoch, reason, peer } => {
+            Wire::PlaneFailed(v1::PlaneFailed { epoch: epoch.0, reason, peer: peer_key(peer) })
         }
         Report::Quiesced(state) => Wire::Quiesced(v1::Quiesced { state: Some(self::state(&state)) }),
-        Report::Ready { epoch, step, replicated_digest, bytes_received } => {
-            Wire::Ready(v1::Ready { epoch: epoch.0, replicated_digest, step: step.0, bytes_received })
+        Report::Ready { epoch, step, replicated_digest } => {
+            Wire::Ready(v1::Ready { epoch: epoch.0, replicated_digest, step: step.0 })
         }
         Report::PrepareFailed { epoch, reason, peer } => {
             Wire::PrepareFailed(v1::PrepareFailed { epoch: epoch.0, reason, peer: peer_key(peer) })

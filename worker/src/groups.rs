@@ -28,18 +28,6 @@ pub struct CommError {
 }
 
 impl CommError {
-    pub fn timed_out(&self) -> bool {
-        match self.error {
-            PlaneError::Deadline { .. } => true,
-            PlaneError::PeerLost { .. }
-            | PlaneError::PeerLeft { .. }
-            | PlaneError::Aborted { .. }
-            | PlaneError::Mismatch { .. }
-            | PlaneError::Handshake { .. }
-            | PlaneError::Io { .. } => false,
-        }
-    }
-
     fn new(error: PlaneError, members: &[WorkerKey]) -> Self {
         let rank = match &error {
             PlaneError::PeerLost { rank, .. } | PlaneError::Mismatch { rank, .. } => Some(*rank),

@@ -77,9 +77,9 @@ pub struct StepVote {
 
 #[derive(Debug)]
 pub enum Report {
-    PlaneFailed { epoch: Epoch, reason: String, peer: Option<WorkerKey>, timed_out: bool },
+    PlaneFailed { epoch: Epoch, reason: String, peer: Option<WorkerKey> },
     Quiesced(WorkerState),
-    Ready { epoch: Epoch, step: Step, replicated_digest: String, bytes_received: u64 },
+    Ready { epoch: Epoch, step: Step, replicated_digest: String },
     PrepareFailed { epoch: Epoch, reason: String, peer: Option<WorkerKey> },
     Committed(Committed),
     Completed { epoch: Epoch, step: Step, replicated_digest: String },

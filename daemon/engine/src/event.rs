@@ -69,7 +69,6 @@ pub enum Event {
         epoch: Epoch,
         peer: Option<WorkerKey>,
         reason: String,
-        timed_out: bool,
     },
     Quiesced {
         job: JobName,
@@ -82,7 +81,6 @@ pub enum Event {
         epoch: Epoch,
         step: Step,
         replicated_digest: String,
-        bytes_received: u64,
     },
     PrepareFailed {
         job: JobName,
@@ -155,7 +153,6 @@ pub struct GpuReport {
     pub gpu: GpuId,
     pub index: u32,
     pub name: String,
-    pub memory_bytes: u64,
     pub health: HealthClass,
     pub cause: String,
     pub action: String,

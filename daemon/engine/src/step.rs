@@ -152,7 +152,7 @@ impl Engine<'_> {
             Event::WorkerDisconnected { job, worker } => {
                 self.on(&job, |job, ctx| job.disconnected(ctx, &worker));
             }
-            Event::PlaneFailed { job, worker, epoch, peer, reason, timed_out: _ } => {
+            Event::PlaneFailed { job, worker, epoch, peer, reason } => {
                 self.on(&job, |job, ctx| {
                     job.plane_failed(ctx, &worker, epoch, peer.as_ref(), &reason);
                 });
@@ -160,7 +160,7 @@ impl Engine<'_> {
             Event::Quiesced { job, worker, state } => {
                 self.on(&job, |job, ctx| job.quiesced(ctx, &worker, state));
             }
-            Event::Ready { job, worker, epoch, step, replicated_digest, bytes_received: _ } => {
+            Event::Ready { job, worker, epoch, step, replicated_digest } => {
                 self.on(&job, |job, _| {
                     job.ready(&worker, epoch, step, replicated_digest);
                 });

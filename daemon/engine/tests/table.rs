@@ -104,7 +104,6 @@ fn report(gpu: GpuId, index: u32, health: HealthClass, cause: &str) -> GpuReport
         gpu,
         index,
         name: "model".to_owned(),
-        memory_bytes: 1 << 30,
         health,
         cause: cause.to_owned(),
         action: String::new(),
@@ -155,7 +154,6 @@ fn events(epoch: Epoch, committed: Step) -> Vec<(&'static str, Event)> {
         epoch,
         peer,
         reason: "a socket ended".to_owned(),
-        timed_out: false,
     };
     let ready = |epoch| Event::Ready {
         job: job(),
@@ -163,7 +161,6 @@ fn events(epoch: Epoch, committed: Step) -> Vec<(&'static str, Event)> {
         epoch,
         step: committed,
         replicated_digest: "d".to_owned(),
-        bytes_received: 0,
     };
     let prepare_failed = |epoch| Event::PrepareFailed {
         job: job(),

@@ -235,7 +235,6 @@ async fn worker(address: String, key: v1::WorkerKey, tell: mpsc::UnboundedSender
                         epoch,
                         replicated_digest: "same".to_owned(),
                         step: prepare.resume_step,
-                        bytes_received: 0,
                     }))
                     .await;
                     next = Some(prepare);

@@ -125,7 +125,6 @@ pub(crate) fn gpus_of(node: u32, gpus: u32) -> Vec<GpuReport> {
         gpu: gpu(node, index),
         index,
         name: "model".to_owned(),
-        memory_bytes: 1 << 30,
         health: HealthClass::Healthy,
         cause: String::new(),
         action: String::new(),

@@ -149,7 +149,6 @@ impl World {
             epoch,
             step,
             replicated_digest: digest,
-            bytes_received: 0,
         };
         self.worker_says(who, event);
     }

@@ -169,7 +169,7 @@ impl World {
         let Some(worker) = self.workers.get(who) else { return };
         if worker.trains(epoch) && worker.state.holding.step < step {
             let absent = self.missed(who, worker).into_iter().next();
-            self.plane_fails(who, absent, "an operation took too long", true);
+            self.plane_fails(who, absent, "an operation took too long");
         }
     }
 
@@ -193,11 +193,11 @@ impl World {
             return;
         }
         if self.workers.get(who).is_some_and(|worker| worker.trains(epoch)) {
-            self.plane_fails(who, None, "a peer's socket ended", false);
+            self.plane_fails(who, None, "a peer's socket ended");
         }
     }
 
-    fn plane_fails(&mut self, who: &Who, peer: Option<Who>, reason: &str, timed_out: bool) {
+    fn plane_fails(&mut self, who: &Who, peer: Option<Who>, reason: &str) {
         let Some(worker) = self.workers.get(who) else { return };
         let (epoch, members) = (worker.state.epoch, worker.members(who));
         let event = Event::PlaneFailed {
@@ -206,7 +206,6 @@ impl World {
             epoch,
             peer: peer.map(|peer| peer.key),
             reason: reason.to_owned(),
-            timed_out,
         };
         self.worker_says(who, event);
         // Its peers see its sockets end.

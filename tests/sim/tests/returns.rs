@@ -147,7 +147,6 @@ fn a_plane_failure_told_to_a_new_daemon_says_nothing_of_what_is_held() {
         epoch: Epoch(1),
         peer: None,
         reason: "a peer's socket ended".to_owned(),
-        timed_out: false,
     });
     world.kill(&second.key.gpu);
     world.run_until_degrees(&[2, 1]);

@@ -97,7 +97,6 @@ fn greeting(hello: v1::AgentHello) -> Result<(NodeName, Vec<GpuReport>, Greeting
             gpu: GpuId(named("gpus.uuid", gpu.uuid.clone())?),
             index: gpu.index,
             name: gpu.name.clone(),
-            memory_bytes: gpu.memory_bytes,
             health: health("gpus.health", verdict.health)?,
             cause: verdict.cause.clone(),
             action: verdict.action.clone(),
@@ -233,7 +232,6 @@ pub fn worker_report(
             epoch: Epoch(failed.epoch),
             peer: peer(failed.peer)?,
             reason: failed.reason,
-            timed_out: failed.timed_out,
         },
         Report::Quiesced(quiesced) => Event::Quiesced { job, worker, state: worker_state(quiesced.state)? },
         Report::Ready(ready) => Event::Ready {
@@ -242,7 +240,6 @@ pub fn worker_report(
             epoch: Epoch(ready.epoch),
             step: Step(ready.step),
             replicated_digest: ready.replicated_digest,
-            bytes_received: ready.bytes_received,
         },
         Report::PrepareFailed(failed) => Event::PrepareFailed {
             job,

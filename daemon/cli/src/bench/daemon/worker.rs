@@ -164,7 +164,6 @@ impl Worker<'_> {
             epoch: prepare.epoch,
             replicated_digest: "the same on all".to_owned(),
             step: prepare.resume_step,
-            bytes_received: 0,
         }))
         .await
     }
