@@ -50,7 +50,11 @@ impl Gate {
         match &self.stored {
             Some(stored) if !leading => {
                 let snapshot = stored.snapshot().await;
-                snapshot.map(Some).map_err(|error| Status::unavailable(error.to_string()))
+                snapshot.map(Some).map_err(|error| {
+                    Status::unavailable(format!(
+                        "it is in stand-by, and what is stored cannot be read: {error} (options are reknitd's)"
+                    ))
+                })
             }
             Some(_) | None => Ok(None),
         }
