@@ -139,7 +139,7 @@ fn the_commands_of_the_document_do_what_it_says() {
     shell.until_running("[3, 4]");
     // Not in the document.
     let drained = shell.run("reknit gpu show node-0/1");
-    assert!(drained.contains("by operator") && drained.contains("healthy"), "{drained}");
+    assert!(drained.contains("by an operator") && drained.contains("healthy"), "{drained}");
     run(&mut shell, "reknit gpu restore node-0/1");
     let back = shell.run("reknit gpu show node-0/1 --format json");
     assert!(back.contains("\"drained_by\":\"\""), "{back}");

@@ -69,7 +69,12 @@ fn as_lines(node: &Node, gpu: &NodeGpu, workers: &[(&Job, &JobWorker)], now_us: 
         ("RISK", format!("{:.1} points", gpu.risk)),
         (
             "DRAINED",
-            if gpu.drained_by.is_empty() { "no".to_owned() } else { format!("by {}", gpu.drained_by) },
+            match gpu.drained_by.as_str() {
+                "" => "no".to_owned(),
+                "operator" => "by an operator".to_owned(),
+                "policy" => "by its job's recovery.on_straggler, until `reknit gpu restore`".to_owned(),
+                other => format!("by {other}"),
+            },
         ),
         ("WORKER", workers.join("; ")),
         ("READ", age),
