@@ -118,6 +118,12 @@ impl EtcdConfig {
         if self.ca.is_some() && plain {
             return refused("endpoints", "with --etcd-ca every endpoint starts with https://");
         }
+        if self.ca.is_none() && self.endpoints.iter().any(|endpoint| endpoint.starts_with("https://")) {
+            return refused(
+                "ca",
+                "is missing: https:// endpoints need --etcd-ca, which signs their certificates",
+            );
+        }
         if self.user.is_some() != self.password_file.is_some() {
             return refused(
                 "user",

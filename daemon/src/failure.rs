@@ -31,12 +31,8 @@ impl Failure {
     pub fn ends_leadership(&self) -> bool {
         match self {
             Self::Leadership(_) => true,
-            Self::Persist(error) => error.passes(),
-            Self::Config(_)
-            | Self::Listen { .. }
-            | Self::ReadyFile { .. }
-            | Self::Open(_)
-            | Self::Internal(_) => false,
+            Self::Open(error) | Self::Persist(error) => error.passes(),
+            Self::Config(_) | Self::Listen { .. } | Self::ReadyFile { .. } | Self::Internal(_) => false,
         }
     }
 
@@ -46,16 +42,21 @@ impl Failure {
         const DATA: u8 = 65;
         const UNAVAILABLE: u8 = 69;
         const SOFTWARE: u8 = 70;
+        const NO_PERMISSION: u8 = 77;
         match self {
             Self::Config(_) => USAGE,
             Self::Listen { .. } | Self::ReadyFile { .. } => UNAVAILABLE,
             Self::Open(error) => match error {
-                StoreError::Corrupt { .. } | StoreError::Newer { .. } => DATA,
+                StoreError::Corrupt { .. } | StoreError::Foreign { .. } | StoreError::Newer { .. } => DATA,
+                StoreError::Refused { .. } => NO_PERMISSION,
                 StoreError::InUse { .. } | StoreError::Io { .. } | StoreError::Unreachable { .. } => {
                     UNAVAILABLE
                 }
-                StoreError::LeadershipLost { .. } | StoreError::Conflict { .. } => SOFTWARE,
+                StoreError::LeadershipLost { .. }
+                | StoreError::Conflict { .. }
+                | StoreError::TooLarge { .. } => SOFTWARE,
             },
+            Self::Persist(StoreError::TooLarge { .. }) => DATA,
             Self::Persist(_) | Self::Leadership(_) | Self::Internal(_) => SOFTWARE,
         }
     }

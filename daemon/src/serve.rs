@@ -130,7 +130,14 @@ async fn lead(
     let (timeouts, term) = (config.timeouts, store.term());
     let handle = rpc::Loop { inputs: inputs.clone(), watchers: watchers.downgrade(), timeouts, clock, term };
     let state = State::new(timeouts).with_topology(topology.clone());
-    let coordinator = Coordinator::start(state, timeouts, clock, store.clone(), watchers, inputs).await?;
+    let started = Coordinator::start(state, timeouts, clock, store.clone(), watchers, inputs).await;
+    let coordinator = match started {
+        Ok(coordinator) => coordinator,
+        Err(failure) => {
+            store.release().await;
+            return Err(failure);
+        }
+    };
     standing.send_replace(Standing::Leading(handle));
     rpc::report_health(health, true).await;
     tracing::info!(address = %bound, term, "serving gRPC");
@@ -200,7 +207,11 @@ impl StorePlace {
     async fn lead(&self, address: &str) -> Result<Arc<dyn Store>, StoreError> {
         Ok(match self {
             Self::Embedded(dir) => Arc::new(Embedded::open(dir).await?),
-            Self::Etcd(stored) => Arc::new(Etcd::open(&stored.connection, address).await?),
+            Self::Etcd(stored) => {
+                // Before anything is written: nobody campaigns to lead over what cannot be read.
+                stored.snapshot().await?;
+                Arc::new(Etcd::open(&stored.connection, address).await?)
+            }
         })
     }
 }

@@ -2,6 +2,8 @@
 
 pub mod embedded;
 pub mod etcd;
+mod record;
+mod value;
 
 pub use embedded::Embedded;
 pub use etcd::{Connection, Etcd, Stored};
@@ -9,8 +11,9 @@ pub use etcd::{Connection, Etcd, Stored};
 use async_trait::async_trait;
 use reknit_engine::{Incident, JobRecord};
 
-/// The version of what is stored. It grows when an older daemon could not read it.
-pub const FORMAT: u32 = 1;
+/// The version of what is stored. It grows when an older daemon could not read it. Format 1 wrote plain JSON; a daemon
+/// that leads makes it format 2, and what it writes from then on is packed.
+pub const FORMAT: u32 = 2;
 
 /// Everything there is, read once at the start.
 #[derive(Debug, Default, PartialEq)]
@@ -35,23 +38,29 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn release(&self);
 }
 
-/// `place` is a file or a key.
+/// `place` is a file, a key or a cluster.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    #[error("{place} is in use by another reknitd; stop that one, or give this one its own --state-dir")]
+    #[error("{place} is in use by another process; stop that one, or give this one its own --state-dir")]
     InUse { place: String },
+    #[error("{place} is damaged: {problem}; nothing was changed: {remedy}")]
+    Corrupt { place: String, problem: String, remedy: &'static str },
+    #[error("{place} is nothing that reknitd wrote; nothing was changed: {remedy}")]
+    Foreign { place: String, remedy: &'static str },
     #[error(
-        "{place} is damaged: {problem}; nothing was changed. Restore it from a copy, or move it away to start with no jobs"
+        "{place} was written by a newer reknitd (format {found}, this one knows {FORMAT}); nothing was changed: run the newer version, {remedy}"
     )]
-    Corrupt { place: String, problem: String },
-    #[error(
-        "{place} was written by a newer reknitd (format {found}, this one knows {FORMAT}); nothing was changed. Run the newer version, or move it away to start with no jobs"
-    )]
-    Newer { place: String, found: u32 },
-    #[error("{place}: {source}; check that the directory exists and is writable")]
+    Newer { place: String, found: u32, remedy: &'static str },
+    #[error("{place}: {source}; check that the directory exists and that it and the file are writable")]
     Io { place: String, source: std::io::Error },
-    #[error("{place} cannot be reached: {problem}; check that it runs and --endpoints")]
-    Unreachable { place: String, problem: String },
+    #[error("{place} cannot be reached: {problem}; {remedy}")]
+    Unreachable { place: String, problem: String, remedy: &'static str },
+    #[error("{place} refuses this daemon: {problem}; {remedy}")]
+    Refused { place: String, problem: String, remedy: &'static str },
+    #[error(
+        "{place} of {bytes} bytes is more than etcd takes at once; start its members with a larger --max-request-bytes"
+    )]
+    TooLarge { place: String, bytes: usize },
     #[error("another daemon may be in charge: {problem}")]
     LeadershipLost { problem: String },
     #[error("{place} was changed by somebody else")]
@@ -62,18 +71,16 @@ impl StoreError {
     /// Not a fault of what is stored: with other daemons or in other times there is none.
     pub fn passes(&self) -> bool {
         match self {
-            Self::Unreachable { .. } | Self::LeadershipLost { .. } | Self::Conflict { .. } => true,
-            Self::InUse { .. } | Self::Corrupt { .. } | Self::Newer { .. } | Self::Io { .. } => false,
+            Self::Unreachable { .. }
+            | Self::Refused { .. }
+            | Self::LeadershipLost { .. }
+            | Self::Conflict { .. } => true,
+            Self::InUse { .. }
+            | Self::Corrupt { .. }
+            | Self::Foreign { .. }
+            | Self::Newer { .. }
+            | Self::Io { .. }
+            | Self::TooLarge { .. } => false,
         }
     }
-}
-
-fn encode<T: serde::Serialize>(place: &str, value: &T) -> Result<Vec<u8>, StoreError> {
-    serde_json::to_vec(value)
-        .map_err(|error| StoreError::Corrupt { place: place.to_owned(), problem: error.to_string() })
-}
-
-fn decode<T: serde::de::DeserializeOwned>(place: &str, value: &[u8]) -> Result<T, StoreError> {
-    serde_json::from_slice(value)
-        .map_err(|error| StoreError::Corrupt { place: place.to_owned(), problem: error.to_string() })
 }

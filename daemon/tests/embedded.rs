@@ -4,7 +4,7 @@
 
 mod support;
 
-use redb::{Database, TableDefinition};
+use redb::{Database, ReadableTable, TableDefinition};
 use reknit_engine::JobRecord;
 use reknit_layout::JobSpec;
 use reknitd::store::{Embedded, Snapshot, Store, StoreError};
@@ -68,20 +68,157 @@ async fn a_truncated_file_is_refused() {
     }
 }
 
+type Meta = TableDefinition<'static, &'static str, u32>;
+type Jobs = TableDefinition<'static, &'static str, &'static [u8]>;
+type Incidents = TableDefinition<'static, (&'static str, u64), &'static [u8]>;
+const META: Meta = TableDefinition::new("meta");
+const JOBS: Jobs = TableDefinition::new("jobs");
+const INCIDENTS: Incidents = TableDefinition::new("incidents");
+
+/// What another program wrote into the file, soundly.
+fn edit(dir: &Path, change: impl FnOnce(&redb::WriteTransaction)) {
+    let database = Database::open(dir.join("reknitd.redb")).unwrap();
+    let transaction = database.begin_write().unwrap();
+    change(&transaction);
+    transaction.commit().unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_newer_file_is_refused() {
     let _alone = ALONE.lock().await;
     let dir = tempfile::tempdir().unwrap();
     filled(dir.path()).await;
-    let database = Database::open(dir.path().join("reknitd.redb")).unwrap();
-    let transaction = database.begin_write().unwrap();
-    let meta: TableDefinition<'_, &str, u32> = TableDefinition::new("meta");
-    transaction.open_table(meta).unwrap().insert("format", 99).unwrap();
-    transaction.commit().unwrap();
-    drop(database);
+    edit(dir.path(), |write| {
+        write.open_table(META).unwrap().insert("format", 99).unwrap();
+        // Not looked at.
+        write.open_table(JOBS).unwrap().insert("job00", b"written by tomorrow's daemon".as_slice()).unwrap();
+    });
     let (status, last) = refusal(dir.path());
     assert_eq!(status, 65);
-    assert!(last.contains("newer reknitd (format 99"), "{last}");
+    assert!(last.contains("newer reknitd (format 99") && last.contains("run the newer version"), "{last}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_trusted_is_named_and_left_alone() {
+    let _alone = ALONE.lock().await;
+    let dir = tempfile::tempdir().unwrap();
+    filled(dir.path()).await;
+    let file = dir.path().join("reknitd.redb");
+    let whole = std::fs::read(&file).unwrap();
+    let mut packed = Vec::new();
+    edit(dir.path(), |write| {
+        packed = write.open_table(JOBS).unwrap().get("job07").unwrap().unwrap().value().to_vec();
+    });
+    let truncated = &packed[..packed.len() / 2];
+    let job = |key, value| {
+        let job = move |write: &redb::WriteTransaction| {
+            write.open_table(JOBS).unwrap().insert(key, value).unwrap();
+        };
+        Box::new(job) as Box<dyn FnOnce(&redb::WriteTransaction) + '_>
+    };
+    let cases = [
+        ("job `job07`", job("job07", truncated)),
+        ("job `job07`", job("job07", b"garbage")),
+        ("job `job07`", job("job07", b"")),
+        ("job `job08`: it is the record of job `job07`", job("job08", &packed)),
+        (
+            "incident 7 of job `job07`",
+            Box::new(|write: &redb::WriteTransaction| {
+                write.open_table(INCIDENTS).unwrap().insert(("job07", 7), packed.as_slice()).unwrap();
+            }),
+        ),
+        (
+            "no format 0",
+            Box::new(|write: &redb::WriteTransaction| {
+                write.open_table(META).unwrap().insert("format", 0).unwrap();
+            }),
+        ),
+        (
+            "no format number",
+            Box::new(|write: &redb::WriteTransaction| {
+                write.open_table(META).unwrap().remove("format").unwrap();
+            }),
+        ),
+        (
+            "meta",
+            Box::new(|write: &redb::WriteTransaction| {
+                assert!(write.delete_table(META).unwrap());
+            }),
+        ),
+    ];
+    for (words, change) in cases {
+        std::fs::write(&file, &whole).unwrap();
+        edit(dir.path(), change);
+        let (status, last) = refusal(dir.path());
+        println!("{status}: {last}");
+        assert_eq!(status, 65, "{words}: {last}");
+        assert!(last.contains("is damaged") && last.contains("restore it from a copy"), "{last}");
+        assert!(last.contains(words) && last.contains(file.to_str().unwrap()), "`{words}` is not in {last}");
+    }
+    for garbage in ["garbage".repeat(10_000).as_bytes(), &[0; 8192]] {
+        std::fs::write(&file, garbage).unwrap();
+        let (status, last) = refusal(dir.path());
+        assert_eq!(status, 65, "{last}");
+        assert!(last.contains("is damaged"), "{last}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_cannot_be_written_or_is_held_is_not_called_damaged() {
+    let _alone = ALONE.lock().await;
+    let dir = tempfile::tempdir().unwrap();
+    filled(dir.path()).await;
+    let file = dir.path().join("reknitd.redb");
+    let held = Database::open(&file).unwrap();
+    let (status, last) = refusal(dir.path());
+    assert_eq!(status, 69, "{last}");
+    assert!(last.contains("in use by another process") && last.contains("reknitd.redb"), "{last}");
+    drop(held);
+
+    let before = std::fs::read(&file).unwrap();
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o400)).unwrap();
+    // Root writes to it all the same, unless it has given up that privilege.
+    let program = env!("CARGO_BIN_EXE_reknitd");
+    let root = rustix::process::geteuid().is_root();
+    let mut command = std::process::Command::new(if root { "setpriv" } else { program });
+    if root {
+        command.args(["--bounding-set=-dac_override", "--", program]);
+    }
+    command.args(["--listen", "127.0.0.1:0", "--state-dir", dir.path().to_str().unwrap()]);
+    let output = command.output().unwrap();
+    let last = String::from_utf8(output.stderr).unwrap();
+    let last = last.lines().last().unwrap();
+    assert_eq!(output.status.code(), Some(69), "{last}");
+    assert!(last.contains("Permission denied") && last.contains("are writable"), "{last}");
+    assert!(last.contains(file.to_str().unwrap()), "{last}");
+    assert_eq!(std::fs::read(&file).unwrap(), before);
+}
+
+/// Format 1 had its records plain.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_format_1_wrote_is_read() {
+    let _alone = ALONE.lock().await;
+    let dir = tempfile::tempdir().unwrap();
+    let truth = filled(dir.path()).await;
+    edit(dir.path(), |write| {
+        write.open_table(META).unwrap().insert("format", 1).unwrap();
+        for record in &truth.jobs {
+            let plain = serde_json::to_vec(record).unwrap();
+            write.open_table(JOBS).unwrap().insert(record.name.0.as_str(), plain.as_slice()).unwrap();
+        }
+    });
+    let store = Embedded::open(dir.path()).await.unwrap();
+    assert_eq!(store.load().await.unwrap(), truth);
+    store.put_job(&truth.jobs[3]).await.unwrap();
+    assert_eq!(store.load().await.unwrap(), truth);
+    drop(store);
+    edit(dir.path(), |write| {
+        let jobs = write.open_table(JOBS).unwrap();
+        let first = |key| jobs.get(key).unwrap().unwrap().value()[0];
+        assert_eq!((first("job02"), first("job03")), (b'{', 0x1f));
+        let meta = write.open_table(META).unwrap();
+        assert_eq!(meta.get("format").unwrap().unwrap().value(), 2, "an older daemon is not refused");
+    });
 }
 
 /// Damage anywhere is found or does no harm: never a wrong record, never a changed file.

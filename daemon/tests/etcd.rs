@@ -6,77 +6,9 @@ mod support;
 use reknit_proto::v1;
 use reknit_proto::v1::daemon::Role;
 use rustix::process::Signal;
-use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use support::etcd::{EtcdServer, free_url};
 use support::{Daemon, job_names, submit};
-
-const LEASE: &str = "2";
-
-/// One etcd member on free ports of this machine, ended when dropped.
-struct EtcdServer {
-    child: Child,
-    endpoint: String,
-    _data: tempfile::TempDir,
-}
-
-impl EtcdServer {
-    async fn start() -> Self {
-        let data = tempfile::tempdir().unwrap();
-        let [client, peer] = [free_url(), free_url()];
-        let child = Command::new("etcd")
-            .args(["--data-dir", data.path().to_str().unwrap()])
-            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
-            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
-            .args(["--initial-cluster", &format!("default={peer}")])
-            .args(["--heartbeat-interval", "50", "--election-timeout", "500"])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap_or_else(|error| {
-                panic!("cannot start `etcd`: {error}; install Debian's etcd-server to run this test")
-            });
-        let server = Self { child, endpoint: client, _data: data };
-        let deadline = Instant::now() + support::PATIENCE;
-        while let Err(error) = server.answers().await {
-            assert!(Instant::now() < deadline, "etcd does not answer: {error}");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        server
-    }
-
-    async fn client(&self) -> Result<etcd_client::Client, etcd_client::Error> {
-        let options = etcd_client::ConnectOptions::new().with_timeout(Duration::from_secs(1));
-        etcd_client::Client::connect([&self.endpoint], Some(options)).await
-    }
-
-    async fn answers(&self) -> Result<(), etcd_client::Error> {
-        self.client().await?.get("/", None).await.map(drop)
-    }
-
-    fn daemon(&self) -> Daemon {
-        let listen = ["--listen", "127.0.0.1:0", "--store", "etcd"];
-        let etcd = ["--endpoints", &self.endpoint, "--etcd-lease-seconds", LEASE];
-        Daemon::spawn(&[listen, etcd].concat())
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, signal).unwrap();
-    }
-}
-
-impl Drop for EtcdServer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn free_url() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    format!("http://{}", listener.local_addr().unwrap())
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_takes_over_when_the_leader_is_killed_and_at_once_when_it_stops() {

@@ -128,7 +128,7 @@ fn a_second_daemon_on_the_same_state_is_refused() {
     let arguments = ["--listen", "127.0.0.1:0", "--state-dir", state, "--log", "json"];
     let (status, last) = Daemon::spawn(&arguments[..4]).exit();
     assert_eq!(status, 69);
-    assert!(last.contains("in use by another reknitd") && last.contains(state), "{last}");
+    assert!(last.contains("in use by another process") && last.contains(state), "{last}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

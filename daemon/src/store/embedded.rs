@@ -1,9 +1,13 @@
 //! One file in the state directory, for a single daemon.
 
-use super::{FORMAT, Snapshot, Store, StoreError, decode, encode};
+use super::record::encode_job;
+use super::value::encode;
+use super::{FORMAT, Snapshot, Store, StoreError};
 use async_trait::async_trait;
 use redb::backends::InMemoryBackend;
-use redb::{Database, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition};
+use redb::{
+    Database, DatabaseError, ReadableDatabase, ReadableTable, StorageBackend, StorageError, TableDefinition,
+};
 use reknit_engine::{Incident, JobRecord};
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -18,6 +22,7 @@ const FORMAT_KEY: &str = "format";
 const TERM_KEY: &str = "term";
 /// The state of many jobs is a few megabytes.
 const CACHE_BYTES: usize = 4 << 20;
+const REMEDY: &str = "restore it from a copy, or move it away to start with no jobs";
 
 /// `reknitd.redb`, with `reknitd.lock` beside it: who holds the lock is the only daemon that writes.
 #[derive(Debug)]
@@ -37,7 +42,7 @@ impl Embedded {
         match tokio::task::spawn_blocking(move || Self::open_blocking(&dir)).await {
             Ok(opened) => opened,
             // redb may panic on a file that something else wrote to.
-            Err(panic) => Err(StoreError::Corrupt { place, problem: panic.to_string() }),
+            Err(panic) => Err(StoreError::Corrupt { place, problem: panic.to_string(), remedy: REMEDY }),
         }
     }
 
@@ -57,8 +62,9 @@ impl Embedded {
             Err(error) if error.kind() == io::ErrorKind::NotFound => create(&path)?,
             Err(error) => return Err(io_at(&path)(error)),
         }
-        let database = Database::builder().set_cache_size(CACHE_BYTES).open(&path).map_err(corrupt(&path))?;
-        let term = begin_term(&database).map_err(|error| io_at(&path)(io::Error::other(error)))?;
+        let database =
+            Database::builder().set_cache_size(CACHE_BYTES).open(&path).map_err(not_opened(&path))?;
+        let term = begin(&database).map_err(|error| io_at(&path)(io::Error::other(error)))?;
         Ok(Self { path, database: Arc::new(database), term, _lock: lock })
     }
 
@@ -89,7 +95,7 @@ impl Store for Embedded {
     }
 
     async fn put_job(&self, record: &JobRecord) -> Result<(), StoreError> {
-        let (name, value) = (record.name.0.clone(), encode(&record.name.0, record)?);
+        let (name, value) = (record.name.0.clone(), encode_job(record).map_err(corrupt(&self.path))?);
         self.commit(move |transaction| {
             let mut jobs = transaction.open_table(JOBS)?;
             jobs.insert(name.as_str(), value.as_slice())?;
@@ -100,7 +106,7 @@ impl Store for Embedded {
 
     async fn put_incident(&self, incident: &Incident) -> Result<(), StoreError> {
         let (job, id) = (incident.job.0.clone(), incident.id);
-        let (value, replaced) = (encode(&job, incident)?, incident.replaces());
+        let (value, replaced) = (encode(incident).map_err(corrupt(&self.path))?, incident.replaces());
         self.commit(move |transaction| {
             let mut incidents = transaction.open_table(INCIDENTS)?;
             incidents.insert((job.as_str(), id), value.as_slice())?;
@@ -128,13 +134,15 @@ impl Store for Embedded {
     async fn release(&self) {}
 }
 
-fn begin_term(database: &Database) -> Result<u32, redb::Error> {
+/// A new term, in the present format: what is written from now on is of it.
+fn begin(database: &Database) -> Result<u32, redb::Error> {
     let transaction = database.begin_write()?;
     let term = {
         let mut meta = transaction.open_table(META)?;
         let before = meta.get(TERM_KEY)?.map_or(0, |before| before.value());
         let term = before.saturating_add(1);
         meta.insert(TERM_KEY, term)?;
+        meta.insert(FORMAT_KEY, FORMAT)?;
         term
     };
     transaction.commit()?;
@@ -181,12 +189,12 @@ fn create(path: &Path) -> Result<(), StoreError> {
     synced.map_err(io_at(dir))
 }
 
-/// As the tables give it.
+/// As the tables give it, with the keys.
 #[derive(Default)]
 struct Raw {
     format: Option<u32>,
-    jobs: Vec<Vec<u8>>,
-    incidents: Vec<Vec<u8>>,
+    jobs: Vec<(String, Vec<u8>)>,
+    incidents: Vec<(String, u64, Vec<u8>)>,
 }
 
 fn read_raw(database: &Database) -> Result<Raw, redb::Error> {
@@ -197,30 +205,48 @@ fn read_raw(database: &Database) -> Result<Raw, redb::Error> {
         return Ok(raw);
     }
     for entry in transaction.open_table(JOBS)?.iter()? {
-        raw.jobs.push(entry?.1.value().to_vec());
+        let (key, value) = entry?;
+        raw.jobs.push((key.value().to_owned(), value.value().to_vec()));
     }
     for entry in transaction.open_table(INCIDENTS)?.iter()? {
-        raw.incidents.push(entry?.1.value().to_vec());
+        let (key, value) = entry?;
+        let (job, id) = key.value();
+        raw.incidents.push((job.to_owned(), id, value.value().to_vec()));
     }
     Ok(raw)
 }
 
 fn read_all(path: &Path, database: &Database) -> Result<Snapshot, StoreError> {
     let raw = read_raw(database).map_err(corrupt(path))?;
-    let place = path.display().to_string();
     match raw.format {
         None => return Err(corrupt(path)("it has no format number")),
-        Some(found) if found > FORMAT => return Err(StoreError::Newer { place, found }),
+        Some(0) => return Err(corrupt(path)("there is no format 0")),
+        Some(found) if found > FORMAT => {
+            let place = path.display().to_string();
+            return Err(StoreError::Newer { place, found, remedy: REMEDY });
+        }
         Some(_) => {}
     }
-    Ok(Snapshot { jobs: decode_each(&place, &raw.jobs)?, incidents: decode_each(&place, &raw.incidents)? })
+    let mut found = Snapshot::default();
+    for (job, value) in &raw.jobs {
+        let added = found.add_job(job, value);
+        added.map_err(|problem| corrupt(path)(format!("under job `{job}`: {problem}")))?;
+    }
+    for (job, id, value) in &raw.incidents {
+        let added = found.add_incident(job, *id, value);
+        added.map_err(|problem| corrupt(path)(format!("under incident {id} of job `{job}`: {problem}")))?;
+    }
+    Ok(found)
 }
 
-fn decode_each<T: serde::de::DeserializeOwned>(
-    place: &str,
-    values: &[Vec<u8>],
-) -> Result<Vec<T>, StoreError> {
-    values.iter().map(|value| decode(place, value)).collect()
+/// Once its contents were found good.
+fn not_opened(path: &Path) -> impl FnOnce(DatabaseError) -> StoreError {
+    let path = path.to_owned();
+    move |error| match error {
+        DatabaseError::DatabaseAlreadyOpen => StoreError::InUse { place: path.display().to_string() },
+        DatabaseError::Storage(StorageError::Io(source)) => io_at(&path)(source),
+        other => corrupt(&path)(other),
+    }
 }
 
 fn io_at(path: &Path) -> impl FnOnce(io::Error) -> StoreError {
@@ -230,5 +256,5 @@ fn io_at(path: &Path) -> impl FnOnce(io::Error) -> StoreError {
 
 fn corrupt<E: ToString>(path: &Path) -> impl FnOnce(E) -> StoreError {
     let place = path.display().to_string();
-    move |problem| StoreError::Corrupt { place, problem: problem.to_string() }
+    move |problem| StoreError::Corrupt { place, problem: problem.to_string(), remedy: REMEDY }
 }

@@ -1,18 +1,24 @@
 //! In etcd, for several daemons: one leads, the others wait for its lease to end.
 
 mod connection;
+mod election;
 mod lease;
+mod problem;
 mod stored;
 
 pub use connection::Connection;
 pub use stored::Stored;
 
-use super::{FORMAT, Snapshot, Store, StoreError, decode, encode};
+use super::record::encode_job;
+use super::value::encode;
+use super::{FORMAT, Snapshot, Store, StoreError};
 use async_trait::async_trait;
+use election::{ELECTION, Leadership, campaign};
 use etcd_client::{
-    Client, Compare, CompareOp, GetOptions, KvClient, LeaseClient, Txn, TxnOp, TxnOpResponse, TxnResponse,
+    Compare, CompareOp, GetOptions, KvClient, LeaseClient, Txn, TxnOp, TxnOpResponse, TxnResponse,
 };
 use lease::{Keeper, Validity};
+use problem::is_too_large;
 use reknit_engine::{Incident, JobRecord};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,6 +27,8 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 const RETRY_WAIT: Duration = Duration::from_millis(50);
 const FORMAT_KEY: &str = "format";
+const REMEDY: &str = "restore etcd from a snapshot, or give another --etcd-prefix to start with no jobs";
+const FOREIGN: &str = "delete it, or give --etcd-prefix a prefix that nothing else uses";
 
 /// Keys under the prefix: `format`, `jobs/NAME`, `incidents/JOB/ID`, `leader/LEASE`.
 ///
@@ -33,13 +41,6 @@ pub struct Etcd {
     validity: watch::Receiver<Validity>,
     keeper: Keeper,
     kept: Mutex<Kept>,
-}
-
-#[derive(Debug)]
-struct Leadership {
-    lease: i64,
-    key: Vec<u8>,
-    revision: i64,
 }
 
 /// The clients and the revision of each key as last seen. One lock: writes go one after the other.
@@ -62,13 +63,12 @@ impl Etcd {
         let granted = Instant::now();
         let lease_time = connection.lease_time;
         let lease = client.lease_grant(lease_time.as_secs() as i64, None).await;
-        let lease = lease.map_err(|error| connection.unreachable(&error))?.id();
+        let lease = lease.map_err(|error| connection.place.problem(&error))?.id();
         let (keeper, validity) = Keeper::start(connection.clone(), lease, granted)?;
-        // A campaign lasts as long as the other daemon leads: no deadline but the lease's own.
-        let candidate = connection.patient().await?;
-        let election = format!("{}leader", connection.prefix);
+        // Everything is read at once at the start.
+        let mut kv = client.kv_client().max_decoding_message_size(usize::MAX);
         let leader = tokio::select! {
-            leader = campaign(candidate, election, address, lease) => leader,
+            leader = campaign(connection, &mut kv, address, lease) => leader?,
             error = lost(validity.clone()) => return Err(error),
         };
         let store = Self {
@@ -76,12 +76,7 @@ impl Etcd {
             leader,
             validity,
             keeper,
-            kept: Mutex::new(Kept {
-                // Everything is read at once at the start.
-                client: client.kv_client().max_decoding_message_size(usize::MAX),
-                leases: client.lease_client(),
-                revisions: BTreeMap::new(),
-            }),
+            kept: Mutex::new(Kept { client: kv, leases: client.lease_client(), revisions: BTreeMap::new() }),
         };
         Ok(store)
     }
@@ -102,7 +97,10 @@ impl Etcd {
             .and_then([write].into_iter().chain(removal).collect::<Vec<_>>())
             .or_else([TxnOp::get(self.leader.key.clone(), None), TxnOp::get(full.clone(), None)]);
         let deadline = Instant::now() + self.connection.lease_time;
-        let response = self.commit(&mut kept.client, transaction, deadline).await?;
+        let bytes = value.len();
+        let response = self.commit(&mut kept.client, transaction, deadline).await?.ok_or_else(|| {
+            StoreError::TooLarge { place: format!("{full} in {}", self.connection.place.name), bytes }
+        })?;
         let revision = if response.succeeded() {
             response.header().map_or(0, |header| header.revision())
         } else {
@@ -116,21 +114,24 @@ impl Etcd {
     }
 
     /// Tries until the deadline. A try whose answer was lost may have been carried out: [`Self::explain`] sees that.
+    /// `None` when etcd takes nothing that is so large.
     async fn commit(
         &self,
         client: &mut KvClient,
         transaction: Txn,
         deadline: Instant,
-    ) -> Result<TxnResponse, StoreError> {
+    ) -> Result<Option<TxnResponse>, StoreError> {
+        let connection = &self.connection;
         loop {
             let problem = match timeout_at(deadline, client.txn(transaction.clone())).await {
-                Ok(Ok(response)) => return Ok(response),
-                Ok(Err(error)) => error.to_string(),
-                Err(_) => "no answer".to_owned(),
+                Ok(Ok(response)) => return Ok(Some(response)),
+                Ok(Err(error)) if is_too_large(&error) => return Ok(None),
+                Ok(Err(error)) => connection.place.problem(&error),
+                Err(_) => connection.place.silent(),
             };
-            tracing::warn!(place = self.connection.place, problem, "a write failed; trying again");
+            tracing::warn!(%problem, "a write failed; trying again");
             if Instant::now() + RETRY_WAIT >= deadline {
-                return Err(StoreError::Unreachable { place: self.connection.place.clone(), problem });
+                return Err(problem);
             }
             sleep(RETRY_WAIT).await;
         }
@@ -146,7 +147,7 @@ impl Etcd {
         let leads = found(0).is_some_and(|kv| kv.create_revision() == self.leader.revision);
         match found(1) {
             _ if !leads => Err(StoreError::LeadershipLost {
-                problem: format!("the leader key in {} is not ours any more", self.connection.place),
+                problem: format!("the leader key in {} is not ours any more", self.connection.place.name),
             }),
             Some(kv) if kv.value() == value => Ok(kv.mod_revision()),
             Some(_) | None => Err(StoreError::Conflict { place: key.to_owned() }),
@@ -161,22 +162,24 @@ impl Store for Etcd {
         let found = read_snapshot(&self.connection, &mut kept.client).await?;
         kept.revisions = found.revisions;
         drop(kept);
-        if found.is_new {
-            self.put(FORMAT_KEY.to_owned(), encode(FORMAT_KEY, &FORMAT)?, None).await?;
+        if found.format != Some(FORMAT) {
+            // As every format has it.
+            self.put(FORMAT_KEY.to_owned(), FORMAT.to_string().into_bytes(), None).await?;
         }
         Ok(found.contents)
     }
 
     async fn put_job(&self, record: &JobRecord) -> Result<(), StoreError> {
         let key = format!("jobs/{}", record.name);
-        let value = encode(&key, record)?;
+        let value = encode_job(record).map_err(|problem| self.connection.corrupt(&key, problem))?;
         self.put(key, value, None).await
     }
 
     async fn put_incident(&self, incident: &Incident) -> Result<(), StoreError> {
         let key = |id| format!("incidents/{}/{id:020}", incident.job);
-        let value = encode(&key(incident.id), incident)?;
-        self.put(key(incident.id), value, incident.replaces().map(key)).await
+        let own = key(incident.id);
+        let value = encode(incident).map_err(|problem| self.connection.corrupt(&own, problem))?;
+        self.put(own, value, incident.replaces().map(key)).await
     }
 
     fn term(&self) -> u64 {
@@ -195,7 +198,7 @@ impl Store for Etcd {
         self.keeper.stop();
         let mut kept = self.kept.lock().await;
         if let Err(error) = kept.leases.revoke(self.leader.lease).await {
-            tracing::warn!(place = self.connection.place, %error, "the lease was not given back; it ends by itself");
+            tracing::warn!(place = self.connection.place.name, %error, "the lease was not given back; it ends by itself");
         }
     }
 }
@@ -208,64 +211,54 @@ async fn lost(mut validity: watch::Receiver<Validity>) -> StoreError {
     StoreError::LeadershipLost { problem }
 }
 
-/// Asking again under the same lease is the same candidacy: a broken connection does not lose the place in line.
-async fn campaign(mut client: Client, election: String, address: &str, lease: i64) -> Leadership {
-    loop {
-        tracing::info!(election, "waiting to lead");
-        match client.campaign(election.as_str(), address, lease).await {
-            Ok(response) => {
-                if let Some(leader) = response.leader() {
-                    tracing::info!(election, revision = leader.rev(), "leading");
-                    return Leadership { lease, key: leader.key().to_vec(), revision: leader.rev() };
-                }
-            }
-            Err(error) => tracing::warn!(election, %error, "the campaign broke off; trying again"),
-        }
-        sleep(RETRY_WAIT).await;
-    }
-}
-
 /// Everything under the prefix, by one read.
 struct Found {
     contents: Snapshot,
     /// Of each key, without the prefix.
     revisions: BTreeMap<String, i64>,
-    /// There is nothing yet, not even a format number.
-    is_new: bool,
+    /// `None` when there is nothing yet.
+    format: Option<u32>,
 }
 
 async fn read_snapshot(connection: &Connection, client: &mut KvClient) -> Result<Found, StoreError> {
     let prefix = connection.prefix.as_str();
     let response = client.get(prefix, Some(GetOptions::new().with_prefix())).await;
-    let mut response = response.map_err(|error| connection.unreachable(&error))?;
-    let mut found = Found { contents: Snapshot::default(), revisions: BTreeMap::new(), is_new: false };
-    let mut format = None;
+    let mut response = response.map_err(|error| connection.place.problem(&error))?;
     let mut entries = Vec::new();
     for kv in response.take_kvs() {
         let full = String::from_utf8_lossy(kv.key()).into_owned();
-        if full.strip_prefix(prefix) == Some(FORMAT_KEY) {
-            format = Some(decode::<u32>(&full, kv.value())?);
-        }
-        entries.push((full, kv));
+        let key = full.strip_prefix(prefix).unwrap_or(&full).to_owned();
+        entries.push((key, kv));
     }
-    let place = format!("{} under {prefix}", connection.place);
+    let format = entries.iter().find(|(key, _)| key == FORMAT_KEY);
+    let format = format.map(|(key, kv)| {
+        let number = kv.value_str().ok().and_then(|text| text.parse().ok()).filter(|number| *number > 0);
+        number.ok_or_else(|| connection.corrupt(key, "it is no format number".to_owned()))
+    });
+    let format = format.transpose()?;
     // What a newer daemon wrote is not looked at.
     if let Some(found) = format.filter(|format| *format > FORMAT) {
-        return Err(StoreError::Newer { place, found });
+        return Err(StoreError::Newer { place: connection.at(""), found, remedy: REMEDY });
     }
-    for (full, kv) in &entries {
-        let Some(key) = full.strip_prefix(prefix) else { continue };
-        match key.split_once('/') {
-            Some(("jobs", _)) => found.contents.jobs.push(decode(full, kv.value())?),
-            Some(("incidents", _)) => found.contents.incidents.push(decode(full, kv.value())?),
-            None if key == FORMAT_KEY => {}
-            Some(_) | None => continue,
-        }
-        found.revisions.insert(key.to_owned(), kv.mod_revision());
+    let mut found = Found { contents: Snapshot::default(), revisions: BTreeMap::new(), format };
+    for (key, kv) in entries {
+        let foreign = || StoreError::Foreign { place: connection.at(&key), remedy: FOREIGN };
+        let added = match key.split_once('/') {
+            Some((ELECTION, _)) => continue,
+            None if key == FORMAT_KEY => Ok(()),
+            Some(("jobs", job)) => found.contents.add_job(job, kv.value()),
+            Some(("incidents", rest)) => {
+                let (job, id) = rest.split_once('/').ok_or_else(foreign)?;
+                let id = id.parse().map_err(|_| foreign())?;
+                found.contents.add_incident(job, id, kv.value())
+            }
+            Some(_) | None => return Err(foreign()),
+        };
+        added.map_err(|problem| connection.corrupt(&key, problem))?;
+        found.revisions.insert(key, kv.mod_revision());
     }
-    found.is_new = format.is_none();
-    if found.is_new && found.contents != Snapshot::default() {
-        return Err(StoreError::Corrupt { place, problem: "it has no format number".to_owned() });
+    if format.is_none() && found.contents != Snapshot::default() {
+        return Err(connection.corrupt("", "it has no format number".to_owned()));
     }
     Ok(found)
 }

@@ -1,6 +1,7 @@
 //! Starts the real daemon and talks to it.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses another part")]
 
+pub mod etcd;
 pub mod peers;
 
 use reknit_proto::v1;

@@ -1,9 +1,9 @@
 //! How etcd is reached.
 
+use super::problem::Place;
 use crate::config::{ConfigError, EtcdConfig};
 use crate::store::StoreError;
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
-use reknit_client::root_cause;
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
@@ -13,7 +13,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// The members of the cluster and what opens them. It has no connection of its own: each is made where it is used.
 #[derive(Clone)]
 pub struct Connection {
-    pub(super) place: String,
+    pub(super) place: Place,
     pub(super) prefix: String,
     pub(super) lease_time: Duration,
     endpoints: Vec<String>,
@@ -23,7 +23,7 @@ pub struct Connection {
 /// Without what is secret.
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").field("place", &self.place).finish_non_exhaustive()
+        f.debug_struct("Connection").field("place", &self.place.name).finish_non_exhaustive()
     }
 }
 
@@ -32,9 +32,14 @@ impl Connection {
     pub fn new(config: &EtcdConfig) -> Result<Self, ConfigError> {
         let mut options = ConnectOptions::new()
             .with_connect_timeout(CONNECT_TIMEOUT)
-            .with_keep_alive(Duration::from_secs(1), Duration::from_secs(2))
-            .with_keep_alive_while_idle(true)
-            .with_require_leader(true);
+            // A member whose machine is gone is found within the lease. One that is well closes connections over which it is
+            // asked for a sign of life more often than every 5 s (--grpc-keepalive-min-time) while it has nothing to
+            // say: the lease's answers come more often than this, and where nothing is asked nothing is sent.
+            .with_keep_alive(config.lease_time() / 2, config.lease_time() / 2)
+            .with_keep_alive_while_idle(false)
+            .with_require_leader(true)
+            // Tokens end by themselves, and with the member that knows them.
+            .with_auto_token_refresh(true);
         if let Some(ca) = &config.ca {
             let mut tls = TlsOptions::new().ca_certificate(Certificate::from_pem(read("etcd.ca", ca)?));
             if let (Some(cert), Some(key)) = (&config.cert, &config.key) {
@@ -44,14 +49,22 @@ impl Connection {
             options = options.with_tls(tls);
         }
         if let (Some(user), Some(file)) = (&config.user, &config.password_file) {
-            let password = read("etcd.password_file", file)?;
-            let password = String::from_utf8(password).map_err(|_| {
-                ConfigError::new("etcd.password_file", format!("{} is not text", file.display()))
-            })?;
-            options = options.with_user(user, password.trim_end_matches(['\r', '\n']));
+            let refused = |problem: &str| {
+                ConfigError::new("etcd.password_file", format!("{} {problem}", file.display()))
+            };
+            let password = String::from_utf8(read("etcd.password_file", file)?);
+            let password = password.map_err(|_| refused("is not text"))?;
+            let password = password.trim_end_matches(['\r', '\n']);
+            if password.is_empty() {
+                return Err(refused("is empty; write the password to it"));
+            }
+            options = options.with_user(user, password);
         }
         Ok(Self {
-            place: format!("etcd at {}", config.endpoints.join(",")),
+            place: Place {
+                name: format!("etcd at {}", config.endpoints.join(",")),
+                secure: config.ca.is_some(),
+            },
             prefix: config.prefix.clone(),
             lease_time: config.lease_time(),
             endpoints: config.endpoints.clone(),
@@ -70,18 +83,17 @@ impl Connection {
     }
 
     async fn connect(&self, options: ConnectOptions) -> Result<Client, StoreError> {
-        Client::connect(&self.endpoints, Some(options)).await.map_err(|error| self.unreachable(&error))
+        Client::connect(&self.endpoints, Some(options)).await.map_err(|error| self.place.problem(&error))
     }
 
-    pub(super) fn unreachable(&self, error: &etcd_client::Error) -> StoreError {
-        StoreError::Unreachable { place: self.place.clone(), problem: root(error) }
+    pub(super) fn corrupt(&self, key: &str, problem: String) -> StoreError {
+        StoreError::Corrupt { place: self.at(key), problem, remedy: super::REMEDY }
     }
-}
 
-/// The innermost error says what happened, such as what is wrong with a certificate.
-fn root(error: &etcd_client::Error) -> String {
-    let (outer, inner) = (error.to_string(), root_cause(error));
-    if outer.contains(&inner) { outer } else { format!("{outer}: {inner}") }
+    /// `key`: without the prefix.
+    pub(super) fn at(&self, key: &str) -> String {
+        format!("{}{key} in {}", self.prefix, self.place.name)
+    }
 }
 
 fn read(key: &str, path: &Path) -> Result<Vec<u8>, ConfigError> {

@@ -107,7 +107,8 @@ async fn keep_lease(
 ) {
     let lease_time = connection.lease_time;
     let mut valid_until = confirmed.until();
-    let mut client = match connection.patient().await {
+    let connected = timeout_at(valid_until, connection.patient()).await;
+    let mut client = match connected.unwrap_or_else(|_| Err(connection.place.silent())) {
         Ok(client) => client.lease_client(),
         Err(error) => {
             tracing::error!(%error, "the lease cannot be kept");

@@ -1,7 +1,7 @@
 //! What a daemon in stand-by may see.
 
 use super::connection::Connection;
-use super::read_snapshot;
+use super::{election, read_snapshot};
 use crate::store::{Snapshot, StoreError};
 use etcd_client::Client;
 use std::time::Duration;
@@ -42,11 +42,8 @@ impl Stored {
             Some((asked, leader)) if asked.elapsed() < FRESH => return leader.clone(),
             Some(_) | None => {}
         }
-        let election = format!("{}leader", self.connection.prefix);
-        let answer = self.client.election_client().leader(election).await;
-        let leader = answer.ok().and_then(|mut answer| answer.take_kv());
-        let leader =
-            leader.and_then(|kv| kv.value_str().ok().map(str::to_owned)).filter(|value| !value.is_empty());
+        let answer = election::leader(&self.connection, &mut self.client.kv_client()).await;
+        let leader = answer.ok().flatten().and_then(|kv| kv.value_str().ok().map(str::to_owned));
         *known = Some((Instant::now(), leader.clone()));
         leader
     }
