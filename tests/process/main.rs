@@ -5,3 +5,4 @@ mod hang;
 mod recovery;
 mod takeover;
 mod takeover_embedded;
+mod takeover_standby;

@@ -56,6 +56,12 @@ impl Etcd {
         urls.join(",")
     }
 
+    pub async fn client(&self) -> Result<Client> {
+        let urls: Vec<_> = self.members.iter().map(|member| member.client.as_str()).collect();
+        let options = ConnectOptions::new().with_timeout(Duration::from_secs(1));
+        Ok(Client::connect(urls, Some(options)).await?)
+    }
+
     /// For the first time, or after its end: it keeps its data.
     pub fn start_member(&mut self, number: usize) -> Result<()> {
         let member = &mut self.members[number];

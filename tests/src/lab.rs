@@ -230,9 +230,14 @@ impl Lab {
         Ok(self.daemons[number].process.as_ref().context("the daemon runs")?.id())
     }
 
+    /// As clients take it.
+    pub fn address(&self, daemon: usize) -> String {
+        format!("http://{}", self.daemons[daemon].address)
+    }
+
     /// Of all daemons, as clients take them.
     fn addresses(&self) -> String {
-        let urls: Vec<_> = self.daemons.iter().map(|daemon| format!("http://{}", daemon.address)).collect();
+        let urls: Vec<_> = (0..self.daemons.len()).map(|daemon| self.address(daemon)).collect();
         urls.join(",")
     }
 
@@ -258,7 +263,7 @@ impl Lab {
     }
 
     pub async fn admin_of(&self, number: usize) -> Result<AdminClient<Channel>> {
-        Ok(AdminClient::connect(format!("http://{}", self.daemons[number].address)).await?)
+        Ok(AdminClient::connect(self.address(number)).await?)
     }
 
     /// What a process of the lab has logged so far.
