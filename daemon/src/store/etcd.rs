@@ -59,11 +59,14 @@ impl std::fmt::Debug for Kept {
 impl Etcd {
     /// Returns when this daemon leads, which may be never. `address`: where its clients find it then.
     pub async fn open(connection: &Connection, address: &str) -> Result<Self, StoreError> {
-        let mut client = connection.prompt().await?;
-        let granted = Instant::now();
-        let lease_time = connection.lease_time;
-        let lease = client.lease_grant(lease_time.as_secs() as i64, None).await;
-        let lease = lease.map_err(|error| connection.place.problem(&error))?.id();
+        let client = connection.prompt().await?;
+        let mut granted = Instant::now();
+        let lease = connection.ask(|| {
+            granted = Instant::now();
+            let (mut leases, seconds) = (client.lease_client(), connection.lease_time.as_secs() as i64);
+            async move { leases.grant(seconds, None).await }
+        });
+        let lease = lease.await?.id();
         let (keeper, validity) = Keeper::start(connection.clone(), lease, granted)?;
         // Everything is read at once at the start.
         let mut kv = client.kv_client().max_decoding_message_size(usize::MAX);
@@ -159,7 +162,7 @@ impl Etcd {
 impl Store for Etcd {
     async fn load(&self) -> Result<Snapshot, StoreError> {
         let mut kept = self.kept.lock().await;
-        let found = read_snapshot(&self.connection, &mut kept.client).await?;
+        let found = read_snapshot(&self.connection, &kept.client).await?;
         kept.revisions = found.revisions;
         drop(kept);
         if found.format != Some(FORMAT) {
@@ -220,10 +223,13 @@ struct Found {
     format: Option<u32>,
 }
 
-async fn read_snapshot(connection: &Connection, client: &mut KvClient) -> Result<Found, StoreError> {
+async fn read_snapshot(connection: &Connection, client: &KvClient) -> Result<Found, StoreError> {
     let prefix = connection.prefix.as_str();
-    let response = client.get(prefix, Some(GetOptions::new().with_prefix())).await;
-    let mut response = response.map_err(|error| connection.place.problem(&error))?;
+    let response = connection.ask(|| {
+        let mut client = client.clone();
+        async move { client.get(prefix, Some(GetOptions::new().with_prefix())).await }
+    });
+    let mut response = response.await?;
     let mut entries = Vec::new();
     for kv in response.take_kvs() {
         let full = String::from_utf8_lossy(kv.key()).into_owned();

@@ -1,5 +1,6 @@
 //! How etcd is reached.
 
+use super::RETRY_WAIT;
 use super::problem::Place;
 use crate::config::{ConfigError, EtcdConfig};
 use crate::store::StoreError;
@@ -7,8 +8,10 @@ use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
+use tokio::time::{Instant, sleep};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+const ASK_LIMIT: Duration = Duration::from_secs(10);
 
 /// The members of the cluster and what opens them. It has no connection of its own: each is made where it is used.
 #[derive(Clone)]
@@ -83,7 +86,24 @@ impl Connection {
     }
 
     async fn connect(&self, options: ConnectOptions) -> Result<Client, StoreError> {
-        Client::connect(&self.endpoints, Some(options)).await.map_err(|error| self.place.problem(&error))
+        // With a user this asks for a token.
+        self.ask(|| Client::connect(&self.endpoints, Some(options.clone()))).await
+    }
+
+    /// Asks again for a while: of several members one may be gone, and be the one that is asked.
+    pub(super) async fn ask<T, F>(&self, mut call: impl FnMut() -> F) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, etcd_client::Error>>,
+    {
+        let deadline = Instant::now() + self.lease_time.min(ASK_LIMIT);
+        loop {
+            match call().await.map_err(|error| self.place.problem(&error)) {
+                Err(StoreError::Unreachable { .. }) if Instant::now() + RETRY_WAIT < deadline => {
+                    sleep(RETRY_WAIT).await;
+                }
+                answer => return answer,
+            }
+        }
     }
 
     pub(super) fn corrupt(&self, key: &str, problem: String) -> StoreError {

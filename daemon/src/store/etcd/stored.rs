@@ -31,8 +31,8 @@ impl Stored {
     }
 
     pub async fn snapshot(&self) -> Result<Snapshot, StoreError> {
-        let mut client = self.client.kv_client().max_decoding_message_size(usize::MAX);
-        Ok(read_snapshot(&self.connection, &mut client).await?.contents)
+        let client = self.client.kv_client().max_decoding_message_size(usize::MAX);
+        Ok(read_snapshot(&self.connection, &client).await?.contents)
     }
 
     /// The leader's address. `None` when nobody leads or etcd does not say.
