@@ -66,6 +66,8 @@ struct Agent {
     cursor: Option<Cursor>,
     /// Random, of this start.
     instance: String,
+    /// Opened so far.
+    connections: u64,
     /// As last written down.
     remembered: Remembered,
     workers: Workers,
@@ -110,6 +112,7 @@ pub(crate) async fn run(config: Config) -> Result<(), AgentError> {
         cursor: remembered.kernel_log.clone(),
         remembered,
         instance: files::unique().map_err(AgentError::Workers)?,
+        connections: 0,
         // Later than any number of an earlier start that lost its state folder, as long as that sent less than one
         // transition a microsecond.
         spool: Spool::open(&folder.join(TRANSITIONS), clock.now().0.saturating_mul(1_000)),

@@ -12,6 +12,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, Default)]
 pub struct Greeting {
     pub instance: String,
+    pub connection: u64,
     pub version: String,
     pub observability: v1::Observability,
     pub gaps: Vec<String>,

@@ -1,11 +1,35 @@
 //! Everything that reaches the loop.
 
 use crate::agents::Greeting;
+use crate::clock::Clock;
 use crate::sessions::{Peer, Session, SessionId};
-use reknit_engine::{Event, Incident, JobName, JobView, Refusal};
+use reknit_engine::{Event, Incident, JobName, JobView, Refusal, Time};
 use reknit_layout::{GpuId, JobSpec, NodeName, WorkerKey};
 use reknit_proto::v1;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
+
+/// Inputs not yet taken. When it is full, sessions and calls wait.
+const BACKLOG: usize = 4096;
+
+/// The way to the loop. What is told carries the time at which it came: that is what deadlines are held against, however
+/// long the loop was kept by the store meanwhile.
+#[derive(Debug, Clone)]
+pub struct Inputs {
+    to_loop: mpsc::Sender<(Time, Input)>,
+    clock: Clock,
+}
+
+impl Inputs {
+    pub fn new(clock: Clock) -> (Self, mpsc::Receiver<(Time, Input)>) {
+        let (to_loop, inputs) = mpsc::channel(BACKLOG);
+        (Self { to_loop, clock }, inputs)
+    }
+
+    /// False when the loop has ended.
+    pub async fn tell(&self, input: Input) -> bool {
+        self.to_loop.send((self.clock.now(), input)).await.is_ok()
+    }
+}
 
 #[derive(Debug)]
 pub enum Input {
@@ -20,6 +44,8 @@ pub enum Input {
     WorkerOpened {
         job: JobName,
         worker: WorkerKey,
+        /// Which of its process's connections it is.
+        connection: u64,
         session: Session<v1::WorkerOrder>,
         hello: Event,
     },

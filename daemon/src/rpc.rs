@@ -10,12 +10,12 @@ pub mod worker;
 pub use standing::{Gate, Standing};
 
 use crate::clock::Clock;
-use crate::input::Input;
+use crate::input::Inputs;
 use reknit_engine::Timeouts;
 use reknit_proto::v1;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{broadcast, mpsc};
+use tokio::sync::broadcast;
 use tonic::service::Routes;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
@@ -26,7 +26,7 @@ const LARGEST_MESSAGE: usize = 64 << 20;
 /// The loop, as the services see it.
 #[derive(Debug, Clone)]
 pub struct Loop {
-    pub inputs: mpsc::Sender<Input>,
+    pub inputs: Inputs,
     /// Dropped with the loop, which ends every watch.
     pub watchers: broadcast::WeakSender<Arc<v1::JobEvent>>,
     pub timeouts: Timeouts,

@@ -7,13 +7,13 @@ mod prepares;
 use crate::agents::Agents;
 use crate::clock::Clock;
 use crate::failure::Failure;
-use crate::input::{Ask, Input, Reply, Request, Said, Wish};
+use crate::input::{Ask, Input, Inputs, Reply, Request, Said, Wish};
 use crate::rpc::convert;
-use crate::sessions::{Peer, Session, SessionId, Sessions};
+use crate::sessions::{Connection, LATE, Peer, Session, SessionId, Sessions};
 use crate::store::{Store, StoreError};
 use crate::tickets::Tickets;
 use prepares::Prepares;
-use reknit_engine::{Event, JobName, JobView, Refusal, State, Timeouts, step};
+use reknit_engine::{Event, JobName, JobView, Refusal, State, Time, Timeouts, step};
 use reknit_layout::{Epoch, JobSpec, NodeName, WorkerKey};
 use reknit_proto::v1;
 use std::collections::{BTreeMap, VecDeque};
@@ -22,9 +22,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{broadcast, mpsc};
 use tokio::time::{Instant, sleep_until};
+use tonic::Status;
 
-/// Inputs not yet taken. When it is full, sessions and calls wait.
-pub const INPUT_BACKLOG: usize = 4096;
 /// Events that a watcher may lag behind before it misses some.
 pub const WATCH_BACKLOG: usize = 4096;
 /// Commands that are carried out before the streams get their turn.
@@ -48,7 +47,9 @@ pub struct Coordinator {
     /// Of the plan that was last prepared.
     prepares: Option<Prepares>,
     watchers: broadcast::Sender<Arc<v1::JobEvent>>,
-    inputs: mpsc::Sender<Input>,
+    inputs: Inputs,
+    /// When what is in hand came: never backwards.
+    now: Time,
 }
 
 impl Coordinator {
@@ -59,7 +60,7 @@ impl Coordinator {
         clock: Clock,
         store: Arc<dyn Store>,
         watchers: broadcast::Sender<Arc<v1::JobEvent>>,
-        inputs: mpsc::Sender<Input>,
+        inputs: Inputs,
     ) -> Result<Self, Failure> {
         let stored = store.load().await.map_err(Failure::Open)?;
         tracing::info!(jobs = stored.jobs.len(), incidents = stored.incidents.len(), "store loaded");
@@ -78,6 +79,7 @@ impl Coordinator {
             prepares: None,
             watchers,
             inputs,
+            now: clock.now(),
         };
         coordinator.feed(Event::Started { jobs: stored.jobs, incidents: stored.incidents }).await?;
         Ok(coordinator)
@@ -86,7 +88,7 @@ impl Coordinator {
     /// Until `stop`, or until this daemon must not go on. Ends every session.
     pub async fn run(
         mut self,
-        mut inputs: mpsc::Receiver<Input>,
+        mut inputs: mpsc::Receiver<(Time, Input)>,
         stop: impl Future<Output = ()>,
     ) -> Result<(), Failure> {
         let store = self.store.clone();
@@ -95,7 +97,8 @@ impl Coordinator {
         let mut earliest_tick = Instant::now();
         loop {
             let deadline = self.state.next_deadline();
-            // An absolute time: a flood of inputs does not put it off.
+            // What has come before the deadline is heard before it passes. A flood of inputs does not put it off: the engine
+            // sees the time at which each of them came.
             let due = deadline.map(|deadline| Instant::now() + self.clock.until(deadline));
             let tick = async {
                 match due {
@@ -107,14 +110,18 @@ impl Coordinator {
                 biased;
                 () = &mut stop => return Ok(()),
                 error = &mut lost => return Err(Failure::Leadership(error)),
+                input = inputs.recv() => match input {
+                    Some((came, input)) => {
+                        self.now = self.now.max(came);
+                        self.take(input).await?;
+                    }
+                    None => return Ok(()),
+                },
                 () = tick => {
+                    self.now = self.now.max(self.clock.now());
                     self.feed(Event::Tick).await?;
                     earliest_tick = Instant::now() + TICK_PAUSE;
                 }
-                input = inputs.recv() => match input {
-                    Some(input) => self.take(input).await?,
-                    None => return Ok(()),
-                },
             }
         }
     }
@@ -126,12 +133,17 @@ impl Coordinator {
             Input::AgentOpened { node, session, hello, greeting } => {
                 self.open_agent(node, session, hello, greeting).await
             }
-            Input::WorkerOpened { job, worker, session, hello } => {
-                self.open_worker(job, worker, session, hello).await
+            Input::WorkerOpened { job, worker, connection, session, hello } => {
+                self.open_worker(job, worker, connection, session, hello).await
             }
             Input::Said { peer, session, said } => match said {
                 _ if !self.is_current(&peer, session) => Ok(()),
-                Said::Event(event) => self.feed(event).await,
+                Said::Event(event) => {
+                    if let Event::WorkerExited { job, worker, .. } = &event {
+                        self.workers.forget(&(job.clone(), worker.clone()));
+                    }
+                    self.feed(event).await
+                }
                 Said::Hello(event, greeting) => match peer {
                     Peer::Agent(node) => {
                         self.known.greeted(&node, self.clock.now(), *greeting);
@@ -179,7 +191,7 @@ impl Coordinator {
     async fn feed(&mut self, event: Event) -> Result<(), Failure> {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
-            let commands = step(&mut self.state, self.clock.now(), event);
+            let commands = step(&mut self.state, self.now, event);
             for (number, command) in commands.into_iter().enumerate() {
                 self.still_leads()?;
                 events.extend(self.carry_out(command).await?);
@@ -196,6 +208,7 @@ impl Coordinator {
         &mut self,
         job: JobName,
         worker: WorkerKey,
+        number: u64,
         session: Session<v1::WorkerOrder>,
         hello: Event,
     ) -> Result<(), Failure> {
@@ -205,8 +218,14 @@ impl Coordinator {
             session.send(convert::stop(self.store.term(), Epoch(0), reason));
             return Ok(());
         };
+        // A worker's process is told apart by its key.
+        let (key, connection) = ((job, worker), Connection { instance: String::new(), number });
+        if self.workers.is_late(&key, &connection) {
+            session.refuse(Status::aborted(LATE));
+            return Ok(());
+        }
         session.send(convert::worker_welcome(self.store.term(), spec, &self.timeouts));
-        self.workers.open((job, worker), session);
+        self.workers.open(key, session, connection);
         self.feed(hello).await
     }
 

@@ -3,9 +3,10 @@
 use crate::clock::Clock;
 use crate::config::{Config, StoreKind};
 use crate::failure::Failure;
+use crate::input::Inputs;
 use crate::rpc;
 use crate::rpc::{Gate, Standing};
-use crate::run::{Coordinator, INPUT_BACKLOG, WATCH_BACKLOG};
+use crate::run::{Coordinator, WATCH_BACKLOG};
 use crate::store::{Connection, Embedded, Etcd, Store, StoreError, Stored};
 use reknit_engine::State;
 use reknit_layout::Topology;
@@ -17,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::sync::{broadcast, oneshot, watch};
 use tokio::time::{sleep, timeout};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -125,7 +126,7 @@ async fn lead(
     bound: SocketAddr,
     stop: impl Future<Output = Result<(), Failure>>,
 ) -> Result<(), Failure> {
-    let (inputs, to_loop) = mpsc::channel(INPUT_BACKLOG);
+    let (inputs, to_loop) = Inputs::new(clock);
     let (watchers, _) = broadcast::channel(WATCH_BACKLOG);
     let (timeouts, term) = (config.timeouts, store.term());
     let handle = rpc::Loop { inputs: inputs.clone(), watchers: watchers.downgrade(), timeouts, clock, term };

@@ -82,21 +82,47 @@ pub enum Sent {
     Closed,
 }
 
+/// Told to a session whose hello came after that of a later one.
+pub const LATE: &str = "this process has opened a later connection already";
+
+/// Which of its process's connections a session is. They are numbered as they are opened, and the hello of one that is
+/// dead by now may arrive after that of a later one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Connection {
+    /// Tells processes under one name apart.
+    pub instance: String,
+    pub number: u64,
+}
+
 /// The current session of every peer of one kind.
 #[derive(Debug)]
 pub struct Sessions<K, O> {
     open: BTreeMap<K, Session<O>>,
+    /// Of every peer that was heard and is not forgotten.
+    latest: BTreeMap<K, Connection>,
 }
 
 impl<K: Ord, O> Default for Sessions<K, O> {
     fn default() -> Self {
-        Self { open: BTreeMap::new() }
+        Self { open: BTreeMap::new(), latest: BTreeMap::new() }
     }
 }
 
-impl<K: Ord, O> Sessions<K, O> {
+impl<K: Ord + Clone, O> Sessions<K, O> {
+    /// Its process has opened a later one already.
+    pub fn is_late(&self, key: &K, connection: &Connection) -> bool {
+        let latest = self.latest.get(key).filter(|latest| latest.instance == connection.instance);
+        latest.is_some_and(|latest| latest.number > connection.number)
+    }
+
+    /// The peer's process has ended: nothing that it sent is to be expected any more.
+    pub fn forget(&mut self, key: &K) {
+        self.latest.remove(key);
+    }
+
     /// Ends the one before, if there is one, and tells it why.
-    pub fn open(&mut self, key: K, session: Session<O>) {
+    pub fn open(&mut self, key: K, session: Session<O>, connection: Connection) {
+        self.latest.insert(key.clone(), connection);
         if let Some(before) = self.open.insert(key, session) {
             let why = "a newer session was opened under the same name";
             // When there is no room, the peer learns no more than that the stream ended.
@@ -134,13 +160,17 @@ impl<K: Ord, O> Sessions<K, O> {
 mod tests {
     use super::*;
 
+    fn connection(instance: &str, number: u64) -> Connection {
+        Connection { instance: instance.to_owned(), number }
+    }
+
     #[test]
     fn a_new_session_replaces_the_old_one() {
         let mut sessions = Sessions::default();
         let (first, mut first_end) = session::<u32>(1);
         let (second, second_end) = session(1);
-        sessions.open("a", first);
-        sessions.open("a", second);
+        sessions.open("a", first, connection("x", 1));
+        sessions.open("a", second, connection("x", 2));
         assert!(first_end.dropped.try_recv().is_err());
         assert_eq!(first_end.orders.try_recv().unwrap().unwrap_err().code(), tonic::Code::Aborted);
         assert!(first_end.orders.is_closed());
@@ -150,10 +180,26 @@ mod tests {
     }
 
     #[test]
+    fn an_earlier_connection_of_the_same_process_comes_too_late() {
+        let mut sessions = Sessions::default();
+        let (one, end) = session::<u32>(1);
+        sessions.open("a", one, connection("x", 5));
+        let late = |sessions: &Sessions<&str, u32>, instance, number| {
+            sessions.is_late(&"a", &connection(instance, number))
+        };
+        assert!(late(&sessions, "x", 4) && !late(&sessions, "x", 6));
+        assert!(!late(&sessions, "y", 1), "another process counts anew");
+        assert!(sessions.close(&"a", end.id));
+        assert!(late(&sessions, "x", 4), "also when the later one has ended");
+        sessions.forget(&"a");
+        assert!(!late(&sessions, "x", 4));
+    }
+
+    #[test]
     fn a_peer_that_takes_no_orders_is_closed() {
         let mut sessions = Sessions::default();
         let (one, end) = session(2);
-        sessions.open("a", one);
+        sessions.open("a", one, connection("x", 1));
         assert_eq!(sessions.send(&"a", 1), Sent::Queued);
         assert_eq!(sessions.send(&"a", 2), Sent::Queued);
         assert_eq!(sessions.send(&"a", 3), Sent::Closed);

@@ -18,6 +18,7 @@ fn hello(change: impl FnOnce(&mut v1::WorkerHello)) -> v1::WorkerReport {
         node: "n0".to_owned(),
         endpoint: Some(v1::Endpoint::default()),
         pid: 1,
+        connection: 0,
         state: Some(v1::WorkerState {
             phase: v1::worker_state::Phase::Training.into(),
             committed_step: 3,
@@ -31,7 +32,8 @@ fn hello(change: impl FnOnce(&mut v1::WorkerHello)) -> v1::WorkerReport {
 
 #[test]
 fn a_hello_that_makes_no_sense_says_why() {
-    let (job, worker, event) = worker_hello(hello(|_| {})).unwrap();
+    let (job, worker, connection, event) = worker_hello(hello(|hello| hello.connection = 4)).unwrap();
+    assert_eq!(connection, 4);
     assert_eq!((job.0.as_str(), worker.to_string().as_str()), ("j", "GPU-0#1"));
     let Event::WorkerConnected { state, .. } = event else { panic!("{event:?}") };
     assert_eq!((state.holding.step, state.prepared, state.attempted), (Step(3), Step(3), Step(3)));

@@ -10,7 +10,7 @@ use reknit_layout::{GpuId, JobSpec, NodeName, WorkerKey};
 use reknit_proto::v1;
 use reknitd::Failure;
 use reknitd::clock::Clock;
-use reknitd::input::{Ask, Input, Reply, Request, Wish};
+use reknitd::input::{Ask, Input, Inputs, Reply, Request, Wish};
 use reknitd::rpc::convert;
 use reknitd::run::Coordinator;
 use reknitd::sessions::{Peer, StreamEnd, session};
@@ -18,7 +18,7 @@ use reknitd::store::{Embedded, Snapshot, Store, StoreError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use support::PATIENCE;
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{broadcast, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -76,7 +76,7 @@ impl Store for Lease {
 /// A leader with one agent of four GPUs and one job, which has spawned its workers.
 struct Leader {
     lease: Arc<Lease>,
-    inputs: mpsc::Sender<Input>,
+    inputs: Inputs,
     ends: JoinHandle<Result<(), Failure>>,
     agent: StreamEnd<v1::AgentOrder>,
     _dir: tempfile::TempDir,
@@ -107,14 +107,15 @@ fn worker_opens(job: &str) -> (Input, StreamEnd<v1::WorkerOrder>) {
         node: "n0".to_owned(),
         endpoint: Some(v1::Endpoint::default()),
         pid: 7,
+        connection: 1,
         state: Some(v1::WorkerState {
             phase: v1::worker_state::Phase::Idle.into(),
             ..v1::WorkerState::default()
         }),
     };
     let report = v1::WorkerReport { report: Some(v1::worker_report::Report::Hello(hello)) };
-    let (job, worker, hello): (JobName, WorkerKey, _) = convert::worker_hello(report).unwrap();
-    (Input::WorkerOpened { job, worker, session, hello }, end)
+    let (job, worker, connection, hello): (JobName, WorkerKey, _, _) = convert::worker_hello(report).unwrap();
+    (Input::WorkerOpened { job, worker, connection, session, hello }, end)
 }
 
 /// Everything that was ordered and not looked at yet.
@@ -131,16 +132,16 @@ impl Leader {
             ends_with_next_write: false.into(),
         });
         let timeouts = Timeouts::default();
-        let (inputs, to_loop) = mpsc::channel(64);
+        let clock = Clock::start();
+        let (inputs, to_loop) = Inputs::new(clock);
         let (watchers, _) = broadcast::channel(64);
         let state = State::new(timeouts);
         let store: Arc<dyn Store> = lease.clone();
-        let coordinator =
-            Coordinator::start(state, timeouts, Clock::start(), store, watchers, inputs.clone());
+        let coordinator = Coordinator::start(state, timeouts, clock, store, watchers, inputs.clone());
         let coordinator = coordinator.await.unwrap();
         let ends = tokio::spawn(coordinator.run(to_loop, std::future::pending()));
         let (opens, mut agent) = agent_opens("n0");
-        inputs.send(opens).await.unwrap();
+        assert!(inputs.tell(opens).await);
         agent.orders.recv().await.unwrap().unwrap();
         let mut leader = Self { lease, inputs, ends, agent, _dir: dir };
         leader.submit("job").await.unwrap();
@@ -151,7 +152,7 @@ impl Leader {
     /// `None`: nobody answers.
     async fn ask<T>(&self, question: impl FnOnce(Reply<T>) -> Request) -> Option<T> {
         let (reply, answer) = oneshot::channel();
-        self.inputs.send(Input::Asked(question(reply))).await.ok()?;
+        self.inputs.tell(Input::Asked(question(reply))).await.then_some(())?;
         timeout(PATIENCE, answer).await.unwrap().ok()
     }
 
@@ -196,14 +197,14 @@ async fn whoever_comes_after_the_lease_is_told_nothing() {
     let leader = Leader::start().await;
     leader.lease.runs.store(false, Ordering::SeqCst);
     let (opens, mut agent) = agent_opens("n1");
-    leader.inputs.send(opens).await.unwrap();
+    assert!(leader.inputs.tell(opens).await);
     assert_eq!(leader.orders_at_the_end().await, []);
     assert_eq!(ordered(&mut agent), []);
     for job in ["job", "unknown"] {
         let leader = Leader::start().await;
         leader.lease.runs.store(false, Ordering::SeqCst);
         let (opens, mut worker) = worker_opens(job);
-        leader.inputs.send(opens).await.unwrap();
+        assert!(leader.inputs.tell(opens).await);
         assert_eq!(leader.orders_at_the_end().await, []);
         assert_eq!(ordered(&mut worker), [], "a worker of {job}");
     }
@@ -212,11 +213,11 @@ async fn whoever_comes_after_the_lease_is_told_nothing() {
 #[tokio::test]
 async fn a_repeated_transition_is_not_acknowledged_after_the_lease() {
     let mut leader = Leader::start().await;
-    leader.inputs.send(leader.says(warm(1))).await.unwrap();
+    assert!(leader.inputs.tell(leader.says(warm(1))).await);
     let acknowledged = leader.agent.orders.recv().await.unwrap().unwrap();
     assert!(matches!(acknowledged.order, Some(v1::agent_order::Order::HealthAck(_))));
     leader.lease.runs.store(false, Ordering::SeqCst);
-    leader.inputs.send(leader.says(warm(1))).await.unwrap();
+    assert!(leader.inputs.tell(leader.says(warm(1))).await);
     assert_eq!(leader.orders_at_the_end().await, []);
 }
 

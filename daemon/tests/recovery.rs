@@ -139,6 +139,7 @@ async fn streams_must_begin_with_hello_and_unknown_workers_are_told_to_stop() {
             node: "n0".to_owned(),
             endpoint: Some(v1::Endpoint::default()),
             pid: 1,
+            connection: 0,
             state: Some(v1::WorkerState { phase: 1, ..v1::WorkerState::default() }),
         })),
     };

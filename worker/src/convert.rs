@@ -23,6 +23,7 @@ pub fn hello(
     node: &NodeName,
     endpoint: &Endpoint,
     pid: u32,
+    connection: u64,
     state: &WorkerState,
 ) -> v1::WorkerReport {
     wrap(v1::worker_report::Report::Hello(v1::WorkerHello {
@@ -34,6 +35,7 @@ pub fn hello(
             tcp: endpoint.tcp.clone(),
         }),
         pid,
+        connection,
         state: Some(self::state(state)),
     }))
 }

@@ -74,8 +74,8 @@ impl Session {
     /// Serves until the training thread ends or the worker is told to stop.
     pub async fn run(self) {
         let mut dialer = Dialer::new(self.daemons.clone());
-        loop {
-            match self.serve(&mut dialer).await {
+        for connection in 1.. {
+            match self.serve(&mut dialer, connection).await {
                 Ok(never) => match never {},
                 Err(Ended::Over) => return,
                 Err(ended) => dialer.retry(&ended).await,
@@ -83,14 +83,14 @@ impl Session {
         }
     }
 
-    async fn serve(&self, dialer: &mut Dialer) -> Result<Infallible, Ended> {
+    async fn serve(&self, dialer: &mut Dialer, connection: u64) -> Result<Infallible, Ended> {
         let channel = dialer.connect().await?;
         let mut client = WorkerClient::new(channel).max_decoding_message_size(PLAN_BYTES);
         let (reports, stream) = mpsc::channel::<WorkerReport>(256);
         self.outbox.keep_committed_steps();
         let state = self.status.state();
-        let hello =
-            convert::hello(&self.job, &self.worker, &self.node, &self.endpoint, std::process::id(), &state);
+        let Self { job, worker, node, endpoint, .. } = self;
+        let hello = convert::hello(job, worker, node, endpoint, std::process::id(), connection, &state);
         reports.try_send(hello).map_err(|_| Ended::Closed)?;
         let (first, mut orders) = dialer.open(client.session(ReceiverStream::new(stream))).await?;
         // Without a welcome it is the order to stop.

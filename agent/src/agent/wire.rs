@@ -23,6 +23,7 @@ impl Agent {
         match news {
             SessionNews::Opening(link) => {
                 self.link = Some(link);
+                self.connections += 1;
                 self.greet();
                 None
             }
@@ -71,6 +72,7 @@ impl Agent {
             gaps: self.node.sight.gaps(),
             next_sequence: self.spool.next(),
             quiesce_left_ms: self.quiesce_left_ms(now),
+            connection: self.connections,
         };
         self.send(convert::report(Report::Hello(hello)));
     }

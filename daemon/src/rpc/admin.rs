@@ -39,7 +39,7 @@ impl Admin {
         let (reply, answer) = oneshot::channel();
         let asked = async {
             let input = Input::Asked(question(reply));
-            to_loop.inputs.send(input).await.ok()?;
+            to_loop.inputs.tell(input).await.then_some(())?;
             answer.await.ok()
         };
         match timeout(ANSWER_TIMEOUT, asked).await {

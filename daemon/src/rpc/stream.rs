@@ -2,10 +2,9 @@
 
 use super::HELLO_TIMEOUT;
 use super::convert::BadMessage;
-use crate::input::{Input, Said};
+use crate::input::{Input, Inputs, Said};
 use crate::sessions::{Peer, StreamEnd};
 use std::time::Duration;
-use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
@@ -22,9 +21,9 @@ pub(super) async fn first<M>(inbound: &mut Streaming<M>) -> Result<M, Status> {
     }
 }
 
-pub(super) async fn tell(inputs: &mpsc::Sender<Input>, input: Input) -> Result<(), Status> {
-    let told = inputs.send(input).await;
-    told.map_err(|_| Status::unavailable("the daemon is stopping"))
+pub(super) async fn tell(inputs: &Inputs, input: Input) -> Result<(), Status> {
+    let told = inputs.tell(input).await;
+    told.then_some(()).ok_or_else(|| Status::unavailable("the daemon is stopping"))
 }
 
 /// Hands over what the peer says, in order, until the stream ends, the loop drops the session, the peer says
@@ -34,7 +33,7 @@ pub(super) async fn tell(inputs: &mpsc::Sender<Input>, input: Input) -> Result<(
 pub(super) fn pump<M, O>(
     inbound: Streaming<M>,
     end: StreamEnd<O>,
-    inputs: mpsc::Sender<Input>,
+    inputs: Inputs,
     peer: Peer,
     silence: Option<Duration>,
     translate: impl Fn(M) -> Result<Said, BadMessage> + Send + 'static,
@@ -68,7 +67,7 @@ where
                 Ok(said) => Input::Said { peer: peer.clone(), session: id, said },
                 Err(bad) => break Some(Status::invalid_argument(bad.to_string())),
             };
-            if inputs.send(input).await.is_err() {
+            if !inputs.tell(input).await {
                 return;
             }
         };
@@ -81,7 +80,7 @@ where
             // When there is no room, the peer learns no more than that the stream ended.
             let _ = orders.try_send(Err(status));
         }
-        let _ = inputs.send(Input::Closed { peer, session: id }).await;
+        inputs.tell(Input::Closed { peer, session: id }).await;
     });
     ReceiverStream::new(orders)
 }

@@ -31,10 +31,11 @@ impl v1::worker_server::Worker for Worker {
     ) -> Result<Response<Self::SessionStream>, Status> {
         let to_loop = self.gate.to_loop().await?;
         let mut inbound = request.into_inner();
-        let (job, worker, hello) = convert::worker_hello(first(&mut inbound).await?)?;
+        let (job, worker, connection, hello) = convert::worker_hello(first(&mut inbound).await?)?;
         let (session, end) = session(BACKLOG);
         let inputs = to_loop.inputs.clone();
-        let opened = Input::WorkerOpened { job: job.clone(), worker: worker.clone(), session, hello };
+        let opened =
+            Input::WorkerOpened { job: job.clone(), worker: worker.clone(), connection, session, hello };
         tell(&inputs, opened).await?;
         let peer = Peer::Worker(job.clone(), worker.clone());
         let translate = move |report| convert::worker_report(&job, &worker, report);

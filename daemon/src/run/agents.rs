@@ -6,7 +6,7 @@ use crate::agents::{Asked, Greeting, Novelty};
 use crate::failure::Failure;
 use crate::input::{Ask, Reply, Wish};
 use crate::rpc::convert;
-use crate::sessions::Session;
+use crate::sessions::{Connection, LATE, Session};
 use reknit_engine::{Event, Refusal};
 use reknit_layout::{GpuId, NodeName};
 use reknit_proto::v1;
@@ -33,8 +33,13 @@ impl Coordinator {
             )));
             return Ok(());
         }
+        let connection = Connection { instance: greeting.instance.clone(), number: greeting.connection };
+        if self.agents.is_late(&node, &connection) {
+            session.refuse(Status::aborted(LATE));
+            return Ok(());
+        }
         session.send(convert::agent_welcome(self.store.term(), &self.timeouts));
-        self.agents.open(node.clone(), session);
+        self.agents.open(node.clone(), session, connection);
         // What was asked in the session before will not be answered any more.
         self.known.give_up(&node);
         self.known.greeted(&node, self.clock.now(), greeting);

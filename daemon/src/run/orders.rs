@@ -115,7 +115,7 @@ impl Coordinator {
                 Err(panic) => Input::PlannerDied(format!("job {job}, epoch {epoch}: {panic}")),
             };
             // The loop has ended when nobody takes it.
-            let _ = inputs.send(input).await;
+            inputs.tell(input).await;
         });
     }
 

@@ -200,6 +200,7 @@ async fn worker(address: String, key: v1::WorkerKey, tell: mpsc::UnboundedSender
             node: "n0".to_owned(),
             endpoint: Some(v1::Endpoint { node: "n0".to_owned(), unix: name.clone(), tcp: String::new() }),
             pid: 7,
+            connection: 0,
             state: Some(state.clone()),
         }))
         .await;

@@ -43,7 +43,10 @@ pub(crate) struct Leading {
     pub(crate) sessions: BTreeMap<Peer, u64>,
     /// The process of each peer that was heard last, and its latest connection.
     latest: BTreeMap<Peer, (u64, u64)>,
-    pub(crate) inbox: VecDeque<Input>,
+    /// With the time at which each came.
+    pub(crate) inbox: VecDeque<(Time, Input)>,
+    /// Of what is in hand: never backwards.
+    at: Time,
     pub(crate) hand: VecDeque<Command>,
     writing: Option<u64>,
 }
@@ -107,13 +110,15 @@ impl World {
             self.statistics.did("a take-over");
         }
         self.log(|| format!("daemon {daemon} leads, term {term}"));
+        let clock = self.clock(daemon);
         self.daemons[daemon].leading = Some(Leading {
             term,
             state: State::new(TIMEOUTS).with_topology(self.cluster.topology.clone()),
             lease: lease_from(sent),
             sessions: BTreeMap::new(),
             latest: BTreeMap::new(),
-            inbox: VecDeque::from([Input::Told(Event::Started { jobs, incidents })]),
+            inbox: VecDeque::from([(clock, Input::Told(Event::Started { jobs, incidents }))]),
+            at: clock,
             hand: VecDeque::new(),
             writing: None,
         });
@@ -135,7 +140,8 @@ impl World {
     pub(crate) fn next_tick(&self, daemon: usize) -> Option<Time> {
         let found = &self.daemons[daemon];
         let leading = found.leading.as_ref()?;
-        if leading.writing.is_some() || found.frozen_until > self.now {
+        let busy = leading.writing.is_some() || !leading.inbox.is_empty();
+        if busy || found.frozen_until > self.now {
             return None;
         }
         let wait = leading.state.next_deadline()?.0.saturating_sub(self.clock(daemon).0);
@@ -143,14 +149,21 @@ impl World {
     }
 
     pub(crate) fn tick(&mut self, daemon: usize) {
-        let (now, clock) = (self.now, self.clock(daemon));
-        let Some(leading) = &mut self.daemons[daemon].leading else { return };
-        if leading.state.next_deadline().is_some_and(|at| at > clock) {
+        let Some(leading) = &self.daemons[daemon].leading else { return };
+        if leading.state.next_deadline().is_some_and(|at| at > self.clock(daemon)) {
             // The clock is coarser than the engine's: one microsecond more.
-            self.now = Time(now.0 + 1);
+            self.now = Time(self.now.0 + 1);
         }
-        leading.inbox.push_front(Input::Told(Event::Tick));
+        self.puts(daemon, Input::Told(Event::Tick));
         self.pump(daemon);
+    }
+
+    /// Behind what has come before.
+    pub(crate) fn puts(&mut self, daemon: usize, input: Input) {
+        let clock = self.clock(daemon);
+        if let Some(leading) = &mut self.daemons[daemon].leading {
+            leading.inbox.push_back((clock, input));
+        }
     }
 
     pub(crate) fn daemon_hears(&mut self, daemon: usize, id: u64, peer: Peer, event: Event) {
@@ -187,9 +200,7 @@ impl World {
             }
             self.send_down(id, crate::net::Order::Welcome);
         }
-        if let Some(leading) = &mut self.daemons[daemon].leading {
-            leading.inbox.push_back(Input::Said { peer, session: id, event });
-        }
+        self.puts(daemon, Input::Said { peer, session: id, event });
         self.pump(daemon);
     }
 
@@ -202,13 +213,13 @@ impl World {
             Peer::Agent(node) => Event::AgentDisconnected { node: node_name(*node) },
             Peer::Worker(who) => Event::WorkerDisconnected { job: who.job.clone(), worker: who.key.clone() },
         };
-        leading.inbox.push_back(Input::Said { peer: peer.clone(), session: id, event });
+        self.puts(daemon, Input::Said { peer: peer.clone(), session: id, event });
         self.pump(daemon);
     }
 
     pub(crate) fn planned(&mut self, daemon: usize, term: u64, event: Event) {
-        if let Some(leading) = self.daemons[daemon].leading.as_mut().filter(|found| found.term == term) {
-            leading.inbox.push_back(Input::Told(event));
+        if self.daemons[daemon].leading.as_ref().is_some_and(|found| found.term == term) {
+            self.puts(daemon, Input::Told(event));
             self.pump(daemon);
         }
     }
@@ -236,7 +247,8 @@ impl World {
                 self.carry_out(daemon, command);
                 continue;
             }
-            let Some(input) = leading.inbox.pop_front() else { return };
+            let Some((came, input)) = leading.inbox.pop_front() else { return };
+            leading.at = leading.at.max(came);
             let Some(event) = self.understood(daemon, input) else { continue };
             self.feed(daemon, event);
         }
@@ -264,7 +276,6 @@ impl World {
     }
 
     fn feed(&mut self, daemon: usize, event: Event) {
-        let clock = self.clock(daemon);
         let (now, sabotage) = (self.now, self.sabotage);
         let Some(leading) = &mut self.daemons[daemon].leading else { return };
         let term = leading.term;
@@ -275,7 +286,7 @@ impl World {
             leading.hand.push_back(Command::Resume { job, worker, epoch });
         }
         let told = event.clone();
-        let commands = step(&mut leading.state, clock, event);
+        let commands = step(&mut leading.state, leading.at, event);
         let leads = now < leading.lease || sabotage == Sabotage::NoFencing;
         if leads {
             leading.hand.extend(commands);

@@ -42,11 +42,11 @@ impl World {
             | Fault::CutStore { ms, .. }
             | Fault::StoreDown { ms }
             | Fault::StoreSlow { ms } => (Vec::new(), ms),
-            Fault::JumpClock { .. }
-            | Fault::LoseAnswer
-            | Fault::Rebalance { .. }
-            | Fault::Stop { .. }
-            | Fault::Start { .. } => (Vec::new(), 0),
+            // Deadlines of everyone pass at once.
+            Fault::JumpClock { .. } => ((0..self.gpus.len()).collect(), 0),
+            Fault::LoseAnswer | Fault::Rebalance { .. } | Fault::Stop { .. } | Fault::Start { .. } => {
+                (Vec::new(), 0)
+            }
         };
         let (from, until) = (self.now, Time(self.now.0 + ms * MS));
         let whom: Vec<_> = match gpus.is_empty() {

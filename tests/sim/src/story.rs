@@ -97,8 +97,7 @@ impl World {
     /// The engine takes the event in, and its commands are carried out. Whoever it is about may be blamed.
     pub fn tell(&mut self, event: Event) {
         self.gpus.clone().iter().for_each(|gpu| self.harms_gpu(gpu));
-        let leading = self.daemons[0].leading.as_mut();
-        leading.expect("a story's daemon leads").inbox.push_back(Input::Told(event));
+        self.puts(0, Input::Told(event));
         self.pump(0);
         self.check();
         self.holds();

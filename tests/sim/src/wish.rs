@@ -19,10 +19,8 @@ impl World {
     pub(crate) fn wished(&mut self, wish: Wish, tries: u32) {
         let leads = |daemon: &Daemon| daemon.leading.is_some() && daemon.frozen_until <= self.now;
         let leader = (0..self.daemons.len()).find(|index| leads(&self.daemons[*index]));
-        if let Some(leader) = leader
-            && let Some(leading) = &mut self.daemons[leader].leading
-        {
-            leading.inbox.push_back(Input::Wish(wish));
+        if let Some(leader) = leader {
+            self.puts(leader, Input::Wish(wish));
             self.pump(leader);
         }
         // An operator sees whether it is done and asks again.

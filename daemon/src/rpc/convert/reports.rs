@@ -106,6 +106,7 @@ fn greeting(hello: v1::AgentHello) -> Result<(NodeName, Vec<GpuReport>, Greeting
     let gpus = gpus.collect::<Result<_, _>>()?;
     let greeting = Greeting {
         instance: hello.instance,
+        connection: hello.connection,
         version: hello.version,
         observability,
         gaps: hello.gaps,
@@ -162,11 +163,12 @@ pub fn agent_report(node: &NodeName, report: v1::AgentReport) -> Result<Said, Ba
 }
 
 /// The first message of a worker's stream.
-pub fn worker_hello(report: v1::WorkerReport) -> Result<(JobName, WorkerKey, Event), BadMessage> {
+pub fn worker_hello(report: v1::WorkerReport) -> Result<(JobName, WorkerKey, u64, Event), BadMessage> {
     let Some(v1::worker_report::Report::Hello(hello)) = report.report else {
         return Err(BadMessage::Missing("Hello, which comes first,"));
     };
     let (job, worker) = worker_key(hello.worker)?;
+    let connection = hello.connection;
     let endpoint = hello.endpoint.ok_or(BadMessage::Missing("endpoint"))?;
     let event = Event::WorkerConnected {
         job: job.clone(),
@@ -176,7 +178,7 @@ pub fn worker_hello(report: v1::WorkerReport) -> Result<(JobName, WorkerKey, Eve
         pid: hello.pid,
         state: worker_state(hello.state)?,
     };
-    Ok((job, worker, event))
+    Ok((job, worker, connection, event))
 }
 
 fn worker_state(state: Option<v1::WorkerState>) -> Result<WorkerState, BadMessage> {

@@ -57,6 +57,7 @@ impl Worker<'_> {
             node: node_name(node),
             endpoint: Some(endpoint(node, index)),
             pid: index + 1,
+            connection: 1,
             state: Some(worker.state.clone()),
         };
         worker.send(Report::Hello(hello)).await?;
