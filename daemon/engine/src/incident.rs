@@ -52,6 +52,17 @@ impl Incident {
         self.id.checked_sub(KEPT as u64).filter(|id| *id > 0)
     }
 
+    /// A recovery that begins anew goes through its phases again: what the attempt before reached is over.
+    pub(crate) fn forget_earlier_attempt(&mut self) {
+        let mut reached = self.detected;
+        for phase in
+            [&mut self.quiesced, &mut self.fenced, &mut self.planned, &mut self.ready, &mut self.committed]
+        {
+            *phase = phase.filter(|at| *at >= reached);
+            reached = phase.unwrap_or(reached);
+        }
+    }
+
     /// When a phase ends by a clock that says `now`: never before what is recorded already. The clock of a daemon that took
     /// over may be behind the one that the record was begun by.
     pub(crate) fn not_before(&self, now: Time) -> Time {

@@ -281,6 +281,7 @@ impl Job {
         for incident in self.incidents.current() {
             let now = incident.not_before(now);
             *phase(incident) = Some(now);
+            incident.forget_earlier_attempt();
         }
     }
 }
