@@ -117,6 +117,9 @@ impl World {
                 if before.as_ref().is_some_and(|before| spares(before) < spares(record)) {
                     self.statistics.did("a spare took a place");
                 }
+                if before.as_ref().is_some_and(|before| before.phase.ended()) && !record.phase.ended() {
+                    self.earlier.insert(record.name.clone(), record.last_incident);
+                }
                 let record = record.clone();
                 self.log(|| format!("store: {:?} {:?} (term {term})", record.phase, record.last_epoch));
                 self.facts.push(Fact::Stored { before: before.map(Box::new), record });

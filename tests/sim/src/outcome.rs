@@ -128,7 +128,10 @@ fn settled(world: &World, trained_from: &mut BTreeMap<JobName, u64>) -> Option<V
         let alive = alive.count();
         match view.phase {
             Phase::Running => {
-                let over = state.incidents(&job).iter().all(|incident| incident.recovered.is_some());
+                // What an earlier run left open stays so.
+                let earlier = world.earlier.get(&job).copied().unwrap_or_default();
+                let mut incidents = state.incidents(&job).into_iter().filter(|found| found.id > earlier);
+                let over = incidents.all(|incident| incident.recovered.is_some());
                 let Some(members) = whole(world, &view).filter(|members| over && alive <= *members) else {
                     trained_from.remove(&job);
                     return None;
@@ -143,12 +146,10 @@ fn settled(world: &World, trained_from: &mut BTreeMap<JobName, u64>) -> Option<V
             Phase::Pending => (free(world, state, &job) < size(spec)).then_some(Ending::Pending),
             Phase::Stopped => (alive == 0).then_some(Ending::Stopped),
             Phase::Completed => (alive == 0).then_some(Ending::Completed),
-            Phase::Starting
-            | Phase::Quiescing
-            | Phase::Resharding
-            | Phase::Draining
-            | Phase::Failed
-            | Phase::Rebuilding => None,
+            Phase::Starting => all_gone(world, &job).then_some(Ending::Pending),
+            Phase::Quiescing | Phase::Resharding | Phase::Draining | Phase::Failed | Phase::Rebuilding => {
+                None
+            }
         }
     };
     world.cluster.jobs.iter().map(ending).collect()

@@ -125,6 +125,8 @@ pub struct World {
     pub(crate) daemons: Vec<Daemon>,
     pub(crate) agents: Vec<Agent>,
     pub workers: BTreeMap<Who, Worker>,
+    /// The last incident of each job's run before the present one.
+    pub(crate) earlier: BTreeMap<JobName, u64>,
     /// Nodes whose agent never comes back.
     pub(crate) gone: BTreeSet<usize>,
     pub(crate) lose_answer: bool,
@@ -187,6 +189,7 @@ impl World {
             daemons: (0..daemons).map(|_| Daemon::default()).collect(),
             agents: reports.into_iter().map(|gpus| Agent::new(gpus, 0)).collect(),
             workers: BTreeMap::new(),
+            earlier: BTreeMap::new(),
             gone: BTreeSet::new(),
             lose_answer: false,
             healed: false,
