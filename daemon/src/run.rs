@@ -213,6 +213,11 @@ impl Coordinator {
         hello: Event,
     ) -> Result<(), Failure> {
         let Some(spec) = self.specs.get(&job) else {
+            if self.specs.is_empty() {
+                // More likely the wrong store than a superfluous worker, which trains on; the engine tells of it.
+                tracing::debug!(%job, %worker, "a worker, and the store knows no job: its session is ended");
+                return Ok(());
+            }
             tracing::warn!(%job, %worker, "a worker of an unknown job is told to stop");
             let reason = format!("this daemon knows no job {job}");
             session.send(convert::stop(self.store.term(), Epoch(0), reason));

@@ -6,3 +6,4 @@ mod recovery;
 mod takeover;
 mod takeover_embedded;
 mod takeover_standby;
+mod wrong_store;

@@ -3,7 +3,6 @@
 use anyhow::{Context, Result, ensure};
 use reknit_tests::job::TestJob;
 use reknit_tests::lab::{Lab, LabOptions, kill_now};
-use std::collections::BTreeMap;
 
 /// Resident, in KiB.
 const LARGEST_REST: u64 = 30 << 10;
@@ -27,7 +26,7 @@ async fn kill_and_restart(rounds: u32) -> Result<()> {
     watch.until_step(5).await?;
     let mut quiet = 0;
     for round in 0..rounds {
-        let before = pids(&lab).await?;
+        let before = lab.pids().await?;
         let victim = (round % 2 == 1).then_some(["0.0.1", "1.0.2", "0.0.3", "1.0.0"][round as usize / 2 % 4]);
         if let Some(place) = victim {
             kill_now(lab.pid(place).await?).await?;
@@ -42,7 +41,7 @@ async fn kill_and_restart(rounds: u32) -> Result<()> {
         watch.until_whole(&mut lab, before.len()).await?;
         if victim.is_none() {
             quiet += 1;
-            let after = pids(&lab).await?;
+            let after = lab.pids().await?;
             ensure!(after == before, "round {round}: workers were lost: {before:?} became {after:?}");
         }
         ensure!((watch.samples_missing, watch.samples_repeated) == (0, 0), "round {round}");
@@ -54,15 +53,6 @@ async fn kill_and_restart(rounds: u32) -> Result<()> {
     );
     ensure!(resident < LARGEST_REST, "the daemon needs {resident} KiB");
     lab.stop().await
-}
-
-async fn pids(lab: &Lab) -> Result<BTreeMap<String, u32>> {
-    let workers = lab.job().await?.workers;
-    Ok(workers
-        .into_iter()
-        .filter(|worker| !worker.place.is_empty())
-        .map(|worker| (worker.place, worker.pid))
-        .collect())
 }
 
 fn resident_kib(pid: u32) -> Result<u64> {

@@ -10,7 +10,7 @@ use reknit_proto::v1::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -143,12 +143,17 @@ impl Lab {
                 command.args(["--etcd-lease-seconds", &lease]);
             }
             None => {
-                command.arg("--state-dir").arg(self.dir.path().join("daemon"));
+                command.arg("--state-dir").arg(self.store());
                 command.arg("--ready-file").arg(self.dir.path().join("ready"));
             }
         }
         self.daemons[number].process = Some(command.spawn()?);
         Ok(())
+    }
+
+    /// The folder of the only daemon's store.
+    pub fn store(&self) -> PathBuf {
+        self.dir.path().join("daemon")
     }
 
     /// kill -9 of the only daemon, confirmed.
@@ -324,6 +329,13 @@ impl Lab {
     pub async fn job(&self) -> Result<Job> {
         let request = GetJobRequest { name: "test".to_owned() };
         Ok(self.admin().await?.get_job(request).await?.into_inner())
+    }
+
+    /// The processes by place.
+    pub async fn pids(&self) -> Result<BTreeMap<String, u32>> {
+        let workers = self.job().await?.workers;
+        let placed = workers.into_iter().filter(|worker| !worker.place.is_empty());
+        Ok(placed.map(|worker| (worker.place, worker.pid)).collect())
     }
 
     /// So many workers train in the present layout.

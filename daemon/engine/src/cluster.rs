@@ -1,8 +1,8 @@
 //! The nodes and their GPUs, as agents and operators speak of them.
 
-use crate::{DrainedBy, GpuReport, HealthClass, NodeLink, Time, Timeouts};
+use crate::{DrainedBy, GpuReport, HealthClass, JobName, NodeLink, Time, Timeouts};
 use reknit_layout::topology::{Domain, Node as Machine};
-use reknit_layout::{DomainName, GpuId, NodeName, Topology};
+use reknit_layout::{DomainName, GpuId, NodeName, Topology, WorkerKey};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -11,6 +11,8 @@ pub(crate) struct Cluster {
     nodes: BTreeMap<NodeName, Node>,
     /// Taken out until an operator takes them back.
     pub(crate) drained: BTreeMap<GpuId, DrainedBy>,
+    /// Workers that agents run while no job is known at all: they are left alone until there is one.
+    pub(crate) strangers: BTreeMap<(JobName, WorkerKey), NodeName>,
     /// As an operator describes it, with the GPUs' nominal names.
     pub(crate) described: Topology,
     /// Who lists each GPU: one node, but for one that moved while its old node was away.

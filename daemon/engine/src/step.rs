@@ -9,7 +9,7 @@ use crate::{
     Command, DrainedBy, Event, GpuReport, Incident, JobName, JobRecord, NodeLink, Phase, Time, Timeouts,
 };
 use reknit_layout::{Epoch, JobSpec, NodeName, WorkerKey};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Takes in one event, seen at `now`, and returns what is to be done, in order.
 ///
@@ -250,6 +250,7 @@ impl Engine<'_> {
         let now = self.now;
         self.announce_return(node);
         self.cluster.agent_connected(now, node, gpus);
+        self.cluster.strangers.retain(|_, at| at != node);
         self.on_each(|job, ctx| job.agent_listed(ctx, node, &workers));
         for (name, key, pid) in workers {
             let known = self.on(&name, |job, _| {
@@ -263,11 +264,14 @@ impl Engine<'_> {
                 }
                 plausible
             });
-            if known != Some(true) {
+            if self.jobs.is_empty() {
+                self.cluster.strangers.insert((name, key), node.clone());
+            } else if known != Some(true) {
                 let (node, epoch) = (node.clone(), self.last_epoch(&name));
                 self.out.push(Command::Fence { node, job: name, worker: key, epoch });
             }
         }
+        self.announce_strangers(node);
         // Last, when every worker on them is known.
         self.drop_lost(node, gpus);
     }
@@ -291,6 +295,20 @@ impl Engine<'_> {
         };
         let ms = self.now.0.saturating_sub(away.0) / 1_000;
         self.announce(format!("node {node} is back after {ms} ms"));
+    }
+
+    /// A store that knows no job at all is more likely the wrong one than its cluster's workers are superfluous.
+    fn announce_strangers(&mut self, node: &NodeName) {
+        let here = self.cluster.strangers.iter().filter(|(_, at)| *at == node);
+        let jobs: BTreeSet<_> = here.clone().map(|((job, _), _)| job.to_string()).collect();
+        let count = here.count();
+        if count > 0 {
+            let jobs = Vec::from_iter(jobs).join(", ");
+            self.announce(format!(
+                "node {node} runs {count} workers of {jobs}, and this daemon's store knows no job: they are left alone. Start \
+                 reknitd with the store that knows them; the first job that is submitted here ends them"
+            ));
+        }
     }
 
     /// A worker that belongs to nothing: told to leave, and killed.
@@ -335,6 +353,9 @@ impl Engine<'_> {
         job.record.phase = Phase::Pending;
         self.out.push(Command::Persist(Box::new(job.record.clone())));
         self.jobs.insert(name, job);
+        for ((job, worker), node) in std::mem::take(&mut self.cluster.strangers) {
+            self.out.push(Command::Fence { node, job, worker, epoch: Epoch(0) });
+        }
     }
 
     fn store_drained(&mut self) {
