@@ -4,6 +4,7 @@ use crate::config::ConfigError;
 use crate::store::StoreError;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Each is one line for the operator: what, where, what to do.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +23,9 @@ pub enum Failure {
     Persist(StoreError),
     #[error("leads no more: {0}")]
     Leadership(StoreError),
+    /// Whoever it waited for had no chance to be heard: it hears everybody anew, as a new leader does.
+    #[error("leads no more: this daemon stood still for {} ms, which is longer than {} ms", .late.as_millis(), .limit.as_millis())]
+    StoodStill { late: Duration, limit: Duration },
     #[error("stopped: {0}")]
     Internal(String),
 }
@@ -30,7 +34,7 @@ impl Failure {
     /// Another daemon may lead now, or nobody can: this one is as good as any in stand-by.
     pub fn ends_leadership(&self) -> bool {
         match self {
-            Self::Leadership(_) => true,
+            Self::Leadership(_) | Self::StoodStill { .. } => true,
             Self::Open(error) | Self::Persist(error) => error.passes(),
             Self::Config(_) | Self::Listen { .. } | Self::ReadyFile { .. } | Self::Internal(_) => false,
         }
@@ -57,7 +61,7 @@ impl Failure {
                 | StoreError::TooLarge { .. } => SOFTWARE,
             },
             Self::Persist(StoreError::TooLarge { .. }) => DATA,
-            Self::Persist(_) | Self::Leadership(_) | Self::Internal(_) => SOFTWARE,
+            Self::Persist(_) | Self::Leadership(_) | Self::StoodStill { .. } | Self::Internal(_) => SOFTWARE,
         }
     }
 }

@@ -30,6 +30,8 @@ pub const WATCH_BACKLOG: usize = 4096;
 const ORDERS_AT_ONCE: usize = 256;
 /// Between two ticks: the loop never spins on a deadline that stays in the past.
 const TICK_PAUSE: Duration = Duration::from_millis(1);
+/// The loop wakes at least so often, to notice that it stood still.
+const PULSE: Duration = Duration::from_secs(1);
 
 /// Feeds the engine and carries out its commands, in order, one event after the other.
 #[derive(Debug)]
@@ -95,11 +97,18 @@ impl Coordinator {
         let mut lost = std::pin::pin!(store.leadership_lost());
         let mut stop = std::pin::pin!(stop);
         let mut earliest_tick = Instant::now();
+        let limit = self.timeouts.suspicion() / 2;
         loop {
             let deadline = self.state.next_deadline();
             // What has come before the deadline is heard before it passes. A flood of inputs does not put it off: the engine
             // sees the time at which each of them came.
             let due = deadline.map(|deadline| Instant::now() + self.clock.until(deadline));
+            // Whoever waits for longer than this did not run.
+            let pulse = Instant::now() + PULSE;
+            let in_time = move || {
+                let late = pulse.elapsed();
+                if late > limit { Err(Failure::StoodStill { late, limit }) } else { Ok(()) }
+            };
             let tick = async {
                 match due {
                     Some(due) => sleep_until(due.max(earliest_tick)).await,
@@ -112,16 +121,19 @@ impl Coordinator {
                 error = &mut lost => return Err(Failure::Leadership(error)),
                 input = inputs.recv() => match input {
                     Some((came, input)) => {
+                        in_time()?;
                         self.now = self.now.max(came);
                         self.take(input).await?;
                     }
                     None => return Ok(()),
                 },
                 () = tick => {
+                    in_time()?;
                     self.now = self.now.max(self.clock.now());
                     self.feed(Event::Tick).await?;
                     earliest_tick = Instant::now() + TICK_PAUSE;
                 }
+                () = sleep_until(pulse) => in_time()?,
             }
         }
     }

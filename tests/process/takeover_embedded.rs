@@ -2,7 +2,10 @@
 
 use anyhow::{Context, Result, ensure};
 use reknit_tests::job::TestJob;
-use reknit_tests::lab::{Lab, LabOptions, kill_now};
+use reknit_tests::lab::{Lab, LabOptions, eventually, kill_now};
+use rustix::process::Signal;
+use std::time::Duration;
+use tokio::time::sleep;
 
 /// Resident, in KiB.
 const LARGEST_REST: u64 = 30 << 10;
@@ -52,6 +55,33 @@ async fn kill_and_restart(rounds: u32) -> Result<()> {
         watch.step
     );
     ensure!(resident < LARGEST_REST, "the daemon needs {resident} KiB");
+    lab.stop().await
+}
+
+/// Longer than anybody may be silent for: when it wakes it has heard nobody, and blames nobody for that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_daemon_that_stood_still_blames_nobody() -> Result<()> {
+    const ASLEEP: Duration = Duration::from_secs(15);
+    let mut lab = Lab::start(LabOptions::default()).await?;
+    let mut watch = lab.watch().await?;
+    lab.submit(TestJob::default()).await?;
+    watch.until_step(5).await?;
+    let before = lab.pids().await?;
+    lab.signal_daemon(Signal::STOP)?;
+    sleep(ASLEEP).await;
+    lab.signal_daemon(Signal::CONT)?;
+    watch.until_the_end().await?;
+    let seen = watch.step;
+    eventually("the daemon to lead again", async || Ok(lab.leads(0).await)).await?;
+    watch.follow(lab.watch().await?.into_events());
+    watch.until_step(seen + 3).await?;
+    watch.until_whole(&mut lab, before.len()).await?;
+    ensure!(lab.logged("daemon").contains("this daemon stood still"), "it noticed");
+    ensure!(
+        lab.pids().await? == before && lab.incidents().await?.is_empty(),
+        "{:#?}",
+        lab.incidents().await?
+    );
     lab.stop().await
 }
 

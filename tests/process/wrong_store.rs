@@ -18,7 +18,7 @@ async fn a_daemon_without_its_store_ends_no_worker() -> Result<()> {
 
     lab.start_daemon().await?;
     eventually("the empty daemon to tell of the workers", async || {
-        let told = lab.logged("daemon.log");
+        let told = lab.logged("daemon");
         Ok((0..2).all(|node| told.contains(&format!("node node-{node} runs 4 workers of"))))
     })
     .await?;
