@@ -165,6 +165,70 @@ async fn a_short_silence_of_etcd_is_outlived_and_a_long_one_ends_the_leadership(
     assert_eq!(job_names(&mut daemon.admin().await).await, ["patient"]);
 }
 
+/// What an operator may do to the key of a leader, with a lease that lives long after the test.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_whose_key_is_deleted_or_replaced_stands_by_and_one_leads() {
+    let lease = Duration::from_secs(6);
+    let etcd = EtcdServer::start().await;
+    let arguments = ["--listen", "127.0.0.1:0", "--store", "etcd", "--endpoints", &etcd.endpoint];
+    let start = || Daemon::spawn(&[&arguments[..], &["--etcd-lease-seconds", "6"]].concat());
+    let mut client = etcd.client().await.unwrap();
+    let mut old = start();
+    old.wait_until_serving();
+    let mut new = start();
+    new.wait_until_listening();
+    new.wait_for_log("waiting to lead");
+    for way in ["deleted", "overwritten", "replaced"] {
+        let key = leaders(&mut client).await.remove(0);
+        let done = Instant::now();
+        match way {
+            "deleted" => drop(client.delete(key, None).await.unwrap()),
+            "overwritten" => drop(client.put(key, "x", None).await.unwrap()),
+            "replaced" => {
+                client.delete(key.clone(), None).await.unwrap();
+                client.put(key, "x", None).await.unwrap();
+            }
+            other => panic!("{other}"),
+        }
+        new.wait_until_serving();
+        let line = old.wait_for_log("in stand-by");
+        println!("{way}: the old leader stood by after {:?}", done.elapsed());
+        assert!(done.elapsed() < lease + Duration::from_secs(1), "{way}: {:?}", done.elapsed());
+        assert!(line.contains("deleted or overwrote the leader's key"), "{way}: {line}");
+        old.wait_for_log("waiting to lead");
+        let mut roles = Vec::new();
+        for daemon in [&old, &new] {
+            let view = daemon.admin().await.get_daemon(v1::GetDaemonRequest {}).await.unwrap().into_inner();
+            assert_eq!(view.leader, format!("http://{}", new.address), "{way}");
+            roles.push(view.role());
+        }
+        assert_eq!(roles, [Role::StandBy, Role::Leading], "{way}");
+        submit(&mut new.admin().await, way).await;
+        std::mem::swap(&mut old, &mut new);
+    }
+    // A stand-by whose key went stands again.
+    let candidates = leaders(&mut client).await;
+    let waiting = candidates.last().unwrap().clone();
+    client.delete(waiting.clone(), None).await.unwrap();
+    let deadline = Instant::now() + support::PATIENCE;
+    while !leaders(&mut client).await.contains(&waiting) {
+        assert!(Instant::now() < deadline, "it stands no more");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    old.kill();
+    new.wait_until_serving();
+    assert_eq!(job_names(&mut new.admin().await).await, ["deleted", "overwritten", "replaced"]);
+}
+
+/// The candidates' keys, with their leases, oldest first.
+async fn leaders(client: &mut etcd_client::Client) -> Vec<String> {
+    use etcd_client::{GetOptions, SortOrder, SortTarget};
+    let oldest_first = GetOptions::new().with_prefix().with_sort(SortTarget::Mod, SortOrder::Ascend);
+    let found = client.get("/reknit/leader/", Some(oldest_first)).await.unwrap();
+    let leased = found.kvs().iter().filter(|kv| kv.lease() != 0);
+    leased.map(|kv| kv.key_str().unwrap().to_owned()).collect()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_etcd_that_is_not_there_is_named_and_status_69() {
     let nobody = free_url();

@@ -74,6 +74,7 @@ impl Etcd {
             leader = campaign(connection, &mut kv, address, lease) => leader?,
             error = lost(validity.clone()) => return Err(error),
         };
+        keeper.watch_key(&leader);
         let store = Self {
             connection: connection.clone(),
             leader,
@@ -94,7 +95,7 @@ impl Etcd {
         let removal = gone.as_ref().map(|gone| TxnOp::delete(format!("{prefix}{gone}"), None));
         let transaction = Txn::new()
             .when([
-                Compare::create_revision(self.leader.key.clone(), CompareOp::Equal, self.leader.revision),
+                Compare::mod_revision(self.leader.key.clone(), CompareOp::Equal, self.leader.revision),
                 Compare::mod_revision(full.clone(), CompareOp::Equal, expected),
             ])
             .and_then([write].into_iter().chain(removal).collect::<Vec<_>>())
@@ -147,7 +148,7 @@ impl Etcd {
             Some(TxnOpResponse::Get(get)) => get.kvs().first(),
             Some(TxnOpResponse::Put(_) | TxnOpResponse::Delete(_) | TxnOpResponse::Txn(_)) | None => None,
         };
-        let leads = found(0).is_some_and(|kv| kv.create_revision() == self.leader.revision);
+        let leads = found(0).is_some_and(|kv| self.leader.is_held_by(kv));
         match found(1) {
             _ if !leads => Err(StoreError::LeadershipLost {
                 problem: format!("the leader key in {} is not ours any more", self.connection.place.name),

@@ -1,4 +1,4 @@
-//! Who leads: whoever made the oldest of the candidates' keys, for as long as that key's lease lives.
+//! Who leads: whoever wrote the oldest of the candidates' keys, for as long as that key is there and its lease lives.
 //!
 //! The same keys as those of etcd's own election, whose call is not used: it lasts as long as another daemon leads, and
 //! when the token it was begun with has ended it sees nothing any more.
@@ -15,12 +15,18 @@ pub(super) const ELECTION: &str = "leader";
 /// Between two looks at who leads.
 const PAUSE: Duration = Duration::from_millis(100);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Leadership {
     pub(super) lease: i64,
     pub(super) key: Vec<u8>,
-    /// At which the key was made.
+    /// At which the key was written: once.
     pub(super) revision: i64,
+}
+
+impl Leadership {
+    pub(super) fn is_held_by(&self, kv: &KeyValue) -> bool {
+        kv.mod_revision() == self.revision
+    }
 }
 
 /// Returns when the key under `lease` is the oldest, or etcd refuses it.
@@ -32,22 +38,25 @@ pub(super) async fn campaign(
 ) -> Result<Leadership, StoreError> {
     let key = format!("{}{ELECTION}/{lease:x}", connection.prefix);
     tracing::info!(key, "waiting to lead");
-    let mut stands = false;
     loop {
+        let is_own = |candidate: &KeyValue| candidate.key() == key.as_bytes();
         let looked = async {
-            if !stands {
-                stand(client, &key, address, lease).await?;
-                stands = true;
+            let found = candidates(connection, client).await?;
+            if found.iter().any(is_own) {
+                return Ok(found);
             }
-            leader(connection, client).await
+            // At first, and when somebody deleted the key.
+            stand(client, &key, address, lease).await?;
+            candidates(connection, client).await
         };
         match looked.await {
-            Ok(Some(leader)) if leader.key() == key.as_bytes() => {
-                let revision = leader.create_revision();
-                tracing::info!(key, revision, "leading");
-                return Ok(Leadership { lease, key: key.into_bytes(), revision });
+            Ok(found) => {
+                if let Some(leader) = found.first().filter(|leader| is_own(leader)) {
+                    let revision = leader.mod_revision();
+                    tracing::info!(key, revision, "leading");
+                    return Ok(Leadership { lease, key: key.into_bytes(), revision });
+                }
             }
-            Ok(_) => {}
             Err(error) => match connection.place.problem(&error) {
                 refused @ StoreError::Refused { .. } => return Err(refused),
                 problem => tracing::warn!(key, %problem, "cannot see who leads; trying again"),
@@ -57,7 +66,7 @@ pub(super) async fn campaign(
     }
 }
 
-/// Makes the candidate's key, unless an earlier try whose answer was lost has.
+/// Makes the candidate's key, unless an earlier try whose answer was lost has. One that lost its lease is made anew.
 async fn stand(
     client: &mut KvClient,
     key: &str,
@@ -65,18 +74,17 @@ async fn stand(
     lease: i64,
 ) -> Result<(), etcd_client::Error> {
     let put = TxnOp::put(key, address, Some(PutOptions::new().with_lease(lease)));
-    let absent = Compare::create_revision(key, CompareOp::Equal, 0);
+    let absent = Compare::lease(key, CompareOp::Equal, 0);
     client.txn(Txn::new().when([absent]).and_then([put])).await.map(drop)
 }
 
-/// The leader's key, with its address.
-pub(super) async fn leader(
+/// The candidates' keys with their addresses, oldest first: that is the leader's. A key without a lease is no candidate's: it would
+/// lead for ever.
+pub(super) async fn candidates(
     connection: &Connection,
     client: &mut KvClient,
-) -> Result<Option<KeyValue>, etcd_client::Error> {
-    let oldest =
-        GetOptions::new().with_prefix().with_sort(SortTarget::Create, SortOrder::Ascend).with_limit(1);
-    let candidates = format!("{}{ELECTION}/", connection.prefix);
-    let mut answer = client.get(candidates, Some(oldest)).await?;
-    Ok(answer.take_kvs().pop())
+) -> Result<Vec<KeyValue>, etcd_client::Error> {
+    let oldest_first = GetOptions::new().with_prefix().with_sort(SortTarget::Mod, SortOrder::Ascend);
+    let mut answer = client.get(format!("{}{ELECTION}/", connection.prefix), Some(oldest_first)).await?;
+    Ok(answer.take_kvs().into_iter().filter(|kv| kv.lease() != 0).collect())
 }

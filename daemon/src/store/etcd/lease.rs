@@ -1,11 +1,12 @@
 //! Keeps the lease that leadership hangs on.
 
 use super::connection::Connection;
+use super::election::Leadership;
 use crate::store::StoreError;
-use etcd_client::{LeaseClient, LeaseKeepAliveStream, LeaseKeeper};
+use etcd_client::{Client, LeaseKeepAliveStream, LeaseKeeper};
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -18,6 +19,8 @@ pub(super) enum Validity {
     Valid,
     /// etcd said that the lease has ended.
     Ended,
+    /// Somebody deleted or overwrote the key that the leadership hangs on: another daemon leads, or may.
+    KeyGone,
     /// etcd did not confirm it in time, so it may have ended.
     Unconfirmed,
 }
@@ -27,6 +30,7 @@ impl fmt::Display for Validity {
         f.write_str(match self {
             Self::Valid => "the lease is valid",
             Self::Ended => "the lease has ended",
+            Self::KeyGone => "somebody deleted or overwrote the leader's key in etcd",
             Self::Unconfirmed => "etcd did not confirm the lease in time",
         })
     }
@@ -36,10 +40,12 @@ impl fmt::Display for Validity {
 #[derive(Debug)]
 pub(super) struct Keeper {
     confirmed: Arc<Confirmed>,
+    /// Once this daemon leads.
+    leadership: Arc<OnceLock<Leadership>>,
     stop: Notifier,
 }
 
-/// Until when etcd has confirmed the lease.
+/// Until when etcd has confirmed the lease, and the leader's key with it.
 #[derive(Debug)]
 struct Confirmed {
     began: Instant,
@@ -73,18 +79,25 @@ impl Keeper {
         confirmed.set(granted + connection.lease_time);
         let (told, validity) = watch::channel(Validity::Valid);
         let (stop, mut stopped) = watch::channel(false);
-        let shared = confirmed.clone();
+        let leadership = Arc::new(OnceLock::new());
+        let (shared, key) = (confirmed.clone(), leadership.clone());
         let work = move || {
             runtime.block_on(async {
                 tokio::select! {
-                    () = keep_lease(&connection, lease, &shared, told) => {}
+                    () = keep_lease(&connection, lease, &key, &shared, told) => {}
                     // An error says that the keeper was dropped.
                     _ = stopped.wait_for(|stop| *stop) => {}
                 }
             });
         };
         std::thread::Builder::new().name("lease".to_owned()).spawn(work).map_err(failed)?;
-        Ok((Self { confirmed, stop }, validity))
+        Ok((Self { confirmed, leadership, stop }, validity))
+    }
+
+    /// From now on the lease alone is not enough: the leader's key must be there as it was made.
+    pub(super) fn watch_key(&self, leadership: &Leadership) {
+        // It is won once.
+        let _ = self.leadership.set(leadership.clone());
     }
 
     pub(super) fn stop(&self) {
@@ -102,6 +115,7 @@ impl Keeper {
 async fn keep_lease(
     connection: &Connection,
     lease: i64,
+    leadership: &OnceLock<Leadership>,
     confirmed: &Confirmed,
     told: watch::Sender<Validity>,
 ) {
@@ -109,7 +123,7 @@ async fn keep_lease(
     let mut valid_until = confirmed.until();
     let connected = timeout_at(valid_until, connection.patient()).await;
     let mut client = match connected.unwrap_or_else(|_| Err(connection.place.silent())) {
-        Ok(client) => client.lease_client(),
+        Ok(client) => client,
         Err(error) => {
             tracing::error!(%error, "the lease cannot be kept");
             let _ = told.send(Validity::Unconfirmed);
@@ -120,16 +134,16 @@ async fn keep_lease(
     let verdict = loop {
         let asked = Instant::now();
         let patience = valid_until.min(asked + lease_time / 3);
-        let answer = timeout_at(patience, confirm(&mut client, lease, &mut stream)).await;
+        let answer = timeout_at(patience, confirm(&mut client, lease, leadership.get(), &mut stream)).await;
         match answer {
             // A process that was stopped may read an old answer first.
             _ if Instant::now() >= valid_until => break Validity::Unconfirmed,
-            Ok(Ok(true)) => {
+            Ok(Ok(Validity::Valid)) => {
                 valid_until = asked + lease_time;
                 confirmed.set(valid_until);
                 sleep(lease_time / 3).await;
             }
-            Ok(Ok(false)) => break Validity::Ended,
+            Ok(Ok(ended)) => break ended,
             Ok(Err(error)) => {
                 tracing::warn!(%error, "the lease was not confirmed; trying again");
                 stream = None;
@@ -139,23 +153,30 @@ async fn keep_lease(
             Err(_) => stream = None,
         }
     };
+    confirmed.set(confirmed.began);
     // Nobody listens when the store is gone already.
     let _ = told.send(verdict);
 }
 
-/// Asks once, over a stream that is opened again when it breaks. False: there is no such lease any more.
+/// Asks once for the lease, over a stream that is opened again when it breaks, and then for the leader's key.
 async fn confirm(
-    client: &mut LeaseClient,
+    client: &mut Client,
     lease: i64,
+    leadership: Option<&Leadership>,
     stream: &mut Option<(LeaseKeeper, LeaseKeepAliveStream)>,
-) -> Result<bool, etcd_client::Error> {
+) -> Result<Validity, etcd_client::Error> {
     let (keeper, answers) = match stream {
         Some(open) => open,
-        None => stream.insert(client.keep_alive(lease).await?),
+        None => stream.insert(client.lease_keep_alive(lease).await?),
     };
     keeper.keep_alive().await?;
     match answers.message().await? {
-        Some(answer) => Ok(answer.ttl() > 0),
-        None => Err(etcd_client::Error::LeaseKeepAliveError("the stream ended".to_owned())),
+        Some(answer) if answer.ttl() > 0 => {}
+        Some(_) => return Ok(Validity::Ended),
+        None => return Err(etcd_client::Error::LeaseKeepAliveError("the stream ended".to_owned())),
     }
+    let Some(leader) = leadership else { return Ok(Validity::Valid) };
+    let found = client.get(leader.key.clone(), None).await?;
+    let holds = found.kvs().first().is_some_and(|kv| leader.is_held_by(kv));
+    Ok(if holds { Validity::Valid } else { Validity::KeyGone })
 }

@@ -42,8 +42,8 @@ impl Stored {
             Some((asked, leader)) if asked.elapsed() < FRESH => return leader.clone(),
             Some(_) | None => {}
         }
-        let answer = election::leader(&self.connection, &mut self.client.kv_client()).await;
-        let leader = answer.ok().flatten().and_then(|kv| kv.value_str().ok().map(str::to_owned));
+        let answer = election::candidates(&self.connection, &mut self.client.kv_client()).await;
+        let leader = answer.unwrap_or_default().first().and_then(|kv| kv.value_str().ok().map(str::to_owned));
         *known = Some((Instant::now(), leader.clone()));
         leader
     }
