@@ -128,8 +128,8 @@ async fn lead(
 ) -> Result<(), Failure> {
     let (inputs, to_loop) = Inputs::new(clock);
     let (watchers, _) = broadcast::channel(WATCH_BACKLOG);
-    let (timeouts, term) = (config.timeouts, store.term());
-    let handle = rpc::Loop { inputs: inputs.clone(), watchers: watchers.downgrade(), timeouts, clock, term };
+    let timeouts = config.timeouts;
+    let (to_inputs, to_watchers) = (inputs.clone(), watchers.downgrade());
     let state = State::new(timeouts).with_topology(topology.clone());
     let started = Coordinator::start(state, timeouts, clock, store.clone(), watchers, inputs).await;
     let coordinator = match started {
@@ -139,6 +139,8 @@ async fn lead(
             return Err(failure);
         }
     };
+    let term = store.term();
+    let handle = rpc::Loop { inputs: to_inputs, watchers: to_watchers, timeouts, clock, term };
     standing.send_replace(Standing::Leading(handle));
     rpc::report_health(health, true).await;
     tracing::info!(address = %bound, term, "serving gRPC");

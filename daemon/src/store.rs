@@ -10,6 +10,7 @@ pub use etcd::{Connection, Etcd, Stored};
 
 use async_trait::async_trait;
 use reknit_engine::{Incident, JobRecord};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The version of what is stored. It grows when an older daemon could not read it. Format 1 wrote plain JSON; a daemon
 /// that leads makes it format 2, and what it writes from then on is packed.
@@ -28,7 +29,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn load(&self) -> Result<Snapshot, StoreError>;
     async fn put_job(&self, record: &JobRecord) -> Result<(), StoreError>;
     async fn put_incident(&self, incident: &Incident) -> Result<(), StoreError>;
-    /// The number of this leadership: higher than that of any before.
+    /// The number of this leadership, once the store was loaded: see [`next_term`].
     fn term(&self) -> u64;
     /// No other daemon can lead now.
     fn leads(&self) -> bool;
@@ -36,6 +37,13 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     async fn leadership_lost(&self) -> StoreError;
     /// Lets another daemon take over at once.
     async fn release(&self);
+}
+
+/// The number of a leadership that begins now, and is stored before anybody is told: higher than the last that the store
+/// knows. In Unix milliseconds at least, so that it is also higher than those of a store that was there before this one.
+pub fn next_term(last: u64, now: SystemTime) -> u64 {
+    let milliseconds = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+    milliseconds.max(last.saturating_add(1))
 }
 
 /// `place` is a file, a key or a cluster.
@@ -82,5 +90,21 @@ impl StoreError {
             | Self::Io { .. }
             | Self::TooLarge { .. } => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_term_is_later_than_the_stores_last_and_than_any_other_stores() {
+        let at = |milliseconds| UNIX_EPOCH + Duration::from_millis(milliseconds);
+        assert_eq!(next_term(0, at(1_790_000_000_123)), 1_790_000_000_123);
+        assert_eq!(next_term(7, at(1_790_000_000_123)), 1_790_000_000_123);
+        assert_eq!(next_term(1_790_000_000_123, at(1_790_000_000_123)), 1_790_000_000_124);
+        assert_eq!(next_term(1_790_000_000_123, at(5)), 1_790_000_000_124, "the clock was set back");
+        assert_eq!(next_term(3, UNIX_EPOCH - Duration::from_secs(1)), 4, "a clock before 1970");
     }
 }

@@ -53,6 +53,22 @@ async fn killed_at_any_time_it_keeps_every_job_it_confirmed() {
     }
 }
 
+/// As the refusal of a damaged file advises.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_was_moved_away_is_followed_by_a_higher_term() {
+    let _alone = ALONE.lock().await;
+    let dir = tempfile::tempdir().unwrap();
+    let mut last = 0;
+    for round in 0..6 {
+        let term = Embedded::open(dir.path()).await.unwrap().term();
+        assert!(term > last, "round {round}: {term} after {last}");
+        last = term;
+        if round % 2 == 1 {
+            std::fs::rename(dir.path().join("reknitd.redb"), dir.path().join("away")).unwrap();
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_truncated_file_is_refused() {
     let _alone = ALONE.lock().await;

@@ -123,8 +123,8 @@ async fn a_write_from_an_old_leader_is_refused_by_etcd_itself() {
     assert!(matches!(error, StoreError::LeadershipLost { .. }), "{error}");
 
     let new = Etcd::open(&connection, "http://new:1").await.unwrap();
-    assert!(new.term() > old.term());
     let found = new.load().await.unwrap();
+    assert!(new.term() > old.term());
     assert_eq!(found.jobs.len(), 1);
     assert_eq!(found.jobs[0].explanation, "");
     record.explanation = "from the new leader".to_owned();
@@ -163,6 +163,48 @@ async fn a_short_silence_of_etcd_is_outlived_and_a_long_one_ends_the_leadership(
     etcd.signal(Signal::CONT);
     daemon.wait_until_serving();
     assert_eq!(job_names(&mut daemon.admin().await).await, ["patient"]);
+}
+
+async fn term(daemon: &Daemon) -> u64 {
+    let view = daemon.admin().await.get_daemon(v1::GetDaemonRequest {}).await.unwrap().into_inner();
+    assert_eq!(view.role(), Role::Leading);
+    view.term
+}
+
+/// Agents and workers obey no term that is lower than the highest they have seen: they outlive the store.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_begins_anew_begins_with_a_higher_term() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut last = 0;
+    for _ in 0..2 {
+        let daemon = Daemon::embedded(dir.path());
+        let before = std::mem::replace(&mut last, term(&daemon).await);
+        assert!(before < last, "the file is there: {before}, then {last}");
+        daemon.kill();
+    }
+    // From the file to etcd, to another etcd, and to one that is wiped under the daemon.
+    for _ in 0..2 {
+        let etcd = EtcdServer::start().await;
+        let mut client = etcd.client().await.unwrap();
+        let mut daemon = etcd.daemon();
+        for _ in 0..2 {
+            daemon.wait_until_serving();
+            let before = std::mem::replace(&mut last, term(&daemon).await);
+            assert!(before < last, "etcd is empty: {before}, then {last}");
+            let stored = client.get("/reknit/term", None).await.unwrap();
+            assert_eq!(stored.kvs()[0].value_str().unwrap(), last.to_string());
+            let all = etcd_client::DeleteOptions::new().with_prefix();
+            assert!(client.delete("/reknit/", Some(all)).await.unwrap().deleted() > 2);
+            daemon.wait_for_log("in stand-by");
+        }
+    }
+    // And a clock that was set back changes nothing where the store is there.
+    let etcd = EtcdServer::start().await;
+    let ahead = u64::MAX / 2;
+    etcd.client().await.unwrap().put("/reknit/term", ahead.to_string(), None).await.unwrap();
+    let mut daemon = etcd.daemon();
+    daemon.wait_until_serving();
+    assert_eq!(term(&daemon).await, ahead + 1);
 }
 
 /// What an operator may do to the key of a leader, with a lease that lives long after the test.

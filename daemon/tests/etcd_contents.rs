@@ -93,6 +93,9 @@ async fn what_cannot_be_trusted_is_named_and_left_alone() {
     refused(&etcd, &mut client, PREFIX, &damaged("no format number")).await;
 
     put(&mut client, "format", "2").await;
+    put(&mut client, "term", "seven").await;
+    refused(&etcd, &mut client, "/reknit/term", &damaged("no number of a leadership")).await;
+    client.delete(format!("{PREFIX}term"), None).await.unwrap();
     let mut daemon = etcd.daemon();
     daemon.wait_until_serving();
     assert_eq!(job_names(&mut daemon.admin().await).await, ["one"]);
@@ -123,6 +126,7 @@ async fn a_standby_tells_of_damage_and_does_not_lead_over_it() {
     // The leader has all it needs in memory.
     assert_eq!(job_names(&mut first.admin().await).await, ["one"]);
 
+    let term = get(&mut client, "term").await;
     first.kill();
     let (status, last) = second.exit();
     assert_eq!(status, 65, "{last}");
@@ -131,7 +135,8 @@ async fn a_standby_tells_of_damage_and_does_not_lead_over_it() {
     let keys = keys.iter().map(|(key, value, _)| (key.as_str(), value.as_slice()));
     let leaders: Vec<_> = keys.clone().filter(|(key, _)| key.contains("/leader/")).collect();
     assert_eq!(leaders, [], "its lease was not given back");
-    let wanted = [("/reknit/format", b"2".as_slice()), ("/reknit/jobs/one", b"garbage")];
+    let wanted =
+        [("/reknit/format", b"2".as_slice()), ("/reknit/jobs/one", b"garbage"), ("/reknit/term", &term)];
     assert_eq!(keys.collect::<Vec<_>>(), wanted, "something was written");
 }
 

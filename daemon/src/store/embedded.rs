@@ -2,7 +2,7 @@
 
 use super::record::encode_job;
 use super::value::encode;
-use super::{FORMAT, Snapshot, Store, StoreError};
+use super::{FORMAT, Snapshot, Store, StoreError, next_term};
 use async_trait::async_trait;
 use redb::backends::InMemoryBackend;
 use redb::{
@@ -13,13 +13,14 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 const META: TableDefinition<'_, &str, u32> = TableDefinition::new("meta");
 const JOBS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("jobs");
 const INCIDENTS: TableDefinition<'_, (&str, u64), &[u8]> = TableDefinition::new("incidents");
 const FORMAT_KEY: &str = "format";
-/// How often the store was opened.
-const TERM_KEY: &str = "term";
+/// The last one that began.
+const TERM: TableDefinition<'_, (), u64> = TableDefinition::new("term");
 /// The state of many jobs is a few megabytes.
 const CACHE_BYTES: usize = 4 << 20;
 const REMEDY: &str = "restore it from a copy, or move it away to start with no jobs";
@@ -29,7 +30,7 @@ const REMEDY: &str = "restore it from a copy, or move it away to start with no j
 pub struct Embedded {
     path: PathBuf,
     database: Arc<Database>,
-    term: u32,
+    term: u64,
     /// Freed by the kernel when the process ends, however it ends.
     _lock: File,
 }
@@ -119,7 +120,7 @@ impl Store for Embedded {
     }
 
     fn term(&self) -> u64 {
-        self.term.into()
+        self.term
     }
 
     /// The lock is held for as long as the process lives.
@@ -135,14 +136,14 @@ impl Store for Embedded {
 }
 
 /// A new term, in the present format: what is written from now on is of it.
-fn begin(database: &Database) -> Result<u32, redb::Error> {
+fn begin(database: &Database) -> Result<u64, redb::Error> {
     let transaction = database.begin_write()?;
+    transaction.open_table(META)?.insert(FORMAT_KEY, FORMAT)?;
     let term = {
-        let mut meta = transaction.open_table(META)?;
-        let before = meta.get(TERM_KEY)?.map_or(0, |before| before.value());
-        let term = before.saturating_add(1);
-        meta.insert(TERM_KEY, term)?;
-        meta.insert(FORMAT_KEY, FORMAT)?;
+        let mut terms = transaction.open_table(TERM)?;
+        let last = terms.get(())?.map_or(0, |last| last.value());
+        let term = next_term(last, SystemTime::now());
+        terms.insert((), term)?;
         term
     };
     transaction.commit()?;

@@ -11,7 +11,7 @@ pub use stored::Stored;
 
 use super::record::encode_job;
 use super::value::encode;
-use super::{FORMAT, Snapshot, Store, StoreError};
+use super::{FORMAT, Snapshot, Store, StoreError, next_term};
 use async_trait::async_trait;
 use election::{ELECTION, Leadership, campaign};
 use etcd_client::{
@@ -21,16 +21,18 @@ use lease::{Keeper, Validity};
 use problem::is_too_large;
 use reknit_engine::{Incident, JobRecord};
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::sync::OnceLock;
+use std::time::{Duration, SystemTime};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 
 const RETRY_WAIT: Duration = Duration::from_millis(50);
 const FORMAT_KEY: &str = "format";
+const TERM_KEY: &str = "term";
 const REMEDY: &str = "restore etcd from a snapshot, or give another --etcd-prefix to start with no jobs";
 const FOREIGN: &str = "delete it, or give --etcd-prefix a prefix that nothing else uses";
 
-/// Keys under the prefix: `format`, `jobs/NAME`, `incidents/JOB/ID`, `leader/LEASE`.
+/// Keys under the prefix: `format`, `term`, `jobs/NAME`, `incidents/JOB/ID`, `leader/LEASE`.
 ///
 /// Every write is one transaction that holds only if this daemon still leads (the leader key has the revision it
 /// was made at) and the key is as this daemon last saw it. So an old leader is fenced even when it does not know.
@@ -40,6 +42,8 @@ pub struct Etcd {
     leader: Leadership,
     validity: watch::Receiver<Validity>,
     keeper: Keeper,
+    /// Begun by the first load.
+    term: OnceLock<u64>,
     kept: Mutex<Kept>,
 }
 
@@ -80,6 +84,7 @@ impl Etcd {
             leader,
             validity,
             keeper,
+            term: OnceLock::new(),
             kept: Mutex::new(Kept { client: kv, leases: client.lease_client(), revisions: BTreeMap::new() }),
         };
         Ok(store)
@@ -170,6 +175,12 @@ impl Store for Etcd {
             // As every format has it.
             self.put(FORMAT_KEY.to_owned(), FORMAT.to_string().into_bytes(), None).await?;
         }
+        if self.term.get().is_none() {
+            let term = next_term(found.term, SystemTime::now());
+            self.put(TERM_KEY.to_owned(), term.to_string().into_bytes(), None).await?;
+            // The same from here on.
+            let _ = self.term.set(term);
+        }
         Ok(found.contents)
     }
 
@@ -187,7 +198,7 @@ impl Store for Etcd {
     }
 
     fn term(&self) -> u64 {
-        self.leader.revision.unsigned_abs()
+        self.term.get().copied().unwrap_or(0)
     }
 
     fn leads(&self) -> bool {
@@ -222,6 +233,8 @@ struct Found {
     revisions: BTreeMap<String, i64>,
     /// `None` when there is nothing yet.
     format: Option<u32>,
+    /// Of the last leadership; 0 before the first.
+    term: u64,
 }
 
 async fn read_snapshot(connection: &Connection, client: &KvClient) -> Result<Found, StoreError> {
@@ -237,22 +250,29 @@ async fn read_snapshot(connection: &Connection, client: &KvClient) -> Result<Fou
         let key = full.strip_prefix(prefix).unwrap_or(&full).to_owned();
         entries.push((key, kv));
     }
-    let format = entries.iter().find(|(key, _)| key == FORMAT_KEY);
-    let format = format.map(|(key, kv)| {
-        let number = kv.value_str().ok().and_then(|text| text.parse().ok()).filter(|number| *number > 0);
-        number.ok_or_else(|| connection.corrupt(key, "it is no format number".to_owned()))
-    });
-    let format = format.transpose()?;
+    let number = |wanted: &str, problem: &str| {
+        let entry = entries.iter().find(|(key, _)| key == wanted);
+        let number = entry.map(|(key, kv)| {
+            let number = kv.value_str().ok().and_then(|text| text.parse::<u64>().ok());
+            let number = number.filter(|number| *number > 0);
+            number.ok_or_else(|| connection.corrupt(key, problem.to_owned()))
+        });
+        number.transpose()
+    };
+    let no_format = "it is no format number";
+    let format = number(FORMAT_KEY, no_format)?.map(u32::try_from).transpose();
+    let format = format.map_err(|_| connection.corrupt(FORMAT_KEY, no_format.to_owned()))?;
     // What a newer daemon wrote is not looked at.
     if let Some(found) = format.filter(|format| *format > FORMAT) {
         return Err(StoreError::Newer { place: connection.at(""), found, remedy: REMEDY });
     }
-    let mut found = Found { contents: Snapshot::default(), revisions: BTreeMap::new(), format };
+    let term = number(TERM_KEY, "it is no number of a leadership")?.unwrap_or(0);
+    let mut found = Found { contents: Snapshot::default(), revisions: BTreeMap::new(), format, term };
     for (key, kv) in entries {
         let foreign = || StoreError::Foreign { place: connection.at(&key), remedy: FOREIGN };
         let added = match key.split_once('/') {
             Some((ELECTION, _)) => continue,
-            None if key == FORMAT_KEY => Ok(()),
+            None if key == FORMAT_KEY || key == TERM_KEY => Ok(()),
             Some(("jobs", job)) => found.contents.add_job(job, kv.value()),
             Some(("incidents", rest)) => {
                 let (job, id) = rest.split_once('/').ok_or_else(foreign)?;
