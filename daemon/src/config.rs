@@ -200,6 +200,12 @@ impl Config {
                 "none is given; name at least one, such as --endpoints http://127.0.0.1:2379",
             ));
         }
+        if self.store == StoreKind::Embedded && !self.etcd.endpoints.is_empty() {
+            return Err(ConfigError::new(
+                "etcd.endpoints",
+                "are given, but the store is embedded: add --store etcd, or leave --endpoints out",
+            ));
+        }
         self.etcd.validate_credentials()?;
         if let Some(address) = &self.advertise {
             let single: Result<reknit_client::Daemons, _> = address.parse();

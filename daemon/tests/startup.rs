@@ -43,6 +43,8 @@ fn bad_configuration_is_one_line_and_status_64() {
         (&["--config", "/no/such/file"], &[], "/no/such/file"),
         (&["--config", file], &[], "line 2: unknown field `operation_msec`"),
         (&["--store", "etcd"], &[], "--endpoints"),
+        (&["--endpoints", "http://127.0.0.1:1"], &[], "add --store etcd"),
+        (&[], &[("REKNITD_ENDPOINTS", "http://127.0.0.1:1")], "add --store etcd"),
         (&["--operation-ms", "1"], &[], "operation_ms = 1"),
         (&["--print-config", "--topology", "/no/such/topology"], &[], "/no/such/topology"),
         (&["--print-config", "--topology", file], &[], "topology: "),
