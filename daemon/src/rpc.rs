@@ -22,6 +22,10 @@ use tonic_health::server::HealthReporter;
 
 /// A plan of a large cluster is some megabytes.
 const LARGEST_MESSAGE: usize = 64 << 20;
+/// What a node's agent says at once: its hello, with 128 GPUs whose verdicts are long and 1,024 workers, is some 200 KiB.
+pub const LARGEST_OF_AGENT: usize = 1 << 20;
+/// What a worker says at once: what it holds, in pieces of a single unit, is 2.3 MiB for a whole model of 126 layers.
+pub const LARGEST_OF_WORKER: usize = 4 << 20;
 
 /// The loop, as the services see it.
 #[derive(Debug, Clone)]
@@ -41,10 +45,10 @@ pub fn services(gate: Gate) -> Result<(Routes, HealthReporter), tonic_reflection
         .max_decoding_message_size(LARGEST_MESSAGE)
         .max_encoding_message_size(LARGEST_MESSAGE);
     let agent = v1::agent_server::AgentServer::new(agent::Agent::new(gate.clone()))
-        .max_decoding_message_size(LARGEST_MESSAGE)
+        .max_decoding_message_size(LARGEST_OF_AGENT)
         .max_encoding_message_size(LARGEST_MESSAGE);
     let worker = v1::worker_server::WorkerServer::new(worker::Worker::new(gate))
-        .max_decoding_message_size(LARGEST_MESSAGE)
+        .max_decoding_message_size(LARGEST_OF_WORKER)
         .max_encoding_message_size(LARGEST_MESSAGE);
     let reflection = || {
         tonic_reflection::server::Builder::configure()

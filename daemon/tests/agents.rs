@@ -160,6 +160,23 @@ async fn a_second_agent_under_one_name_is_refused_until_the_first_is_silent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_is_too_large_is_refused_and_says_by_how_much() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = embedded(dir.path(), "10000");
+    let large = v1::AgentHello { gaps: vec!["x".repeat(50 << 20)], ..hello("a", 1) };
+    let Err(status) = Agent::open(&daemon, large).await else { panic!("50 MiB were taken") };
+    assert_eq!(status.code(), tonic::Code::OutOfRange, "{status}");
+    assert!(status.message().contains("the limit is: 1048576 bytes"), "{status}");
+    // In an open session too.
+    let mut agent = Agent::open(&daemon, hello("a", 1)).await.unwrap();
+    let beat = v1::AgentHeartbeat { gaps: vec!["x".repeat(2 << 20)], ..v1::AgentHeartbeat::default() };
+    agent.say(Report::Heartbeat(beat)).await;
+    let status = agent.next().await.unwrap_err();
+    assert!(status.message().contains("the limit is: 1048576 bytes"), "{status}");
+    until(&daemon, |node| node.link() == v1::NodeLink::Silent).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_transition_counts_once_and_one_from_before_the_hello_is_only_told() {
     let dir = tempfile::tempdir().unwrap();
     let daemon = Daemon::embedded(dir.path());

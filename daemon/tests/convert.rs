@@ -2,10 +2,12 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use reknit_engine::{Event, ExitStatus, JobName};
-use reknit_layout::{GpuId, Holding, Incarnation, NodeName, Step, WorkerKey};
+use reknit_layout::{Axis, GpuId, Holding, Incarnation, NodeName, Step, Units, WorkerKey};
+use reknit_proto::Message;
 use reknit_proto::v1;
 use reknitd::input::Said;
 use reknitd::rpc::convert::{agent_hello, agent_report, worker_hello, worker_report};
+use reknitd::rpc::{LARGEST_OF_AGENT, LARGEST_OF_WORKER};
 
 fn key() -> Option<v1::WorkerKey> {
     Some(v1::WorkerKey { job: "j".to_owned(), gpu: "GPU-0".to_owned(), incarnation: 1 })
@@ -90,4 +92,89 @@ fn exits_keep_signal_and_status_apart() {
     assert_eq!(exit(9, -1), ExitStatus { how: how(), signal: Some(9), status: None });
     assert_eq!(exit(0, 0), ExitStatus { how: how(), signal: None, status: Some(0) });
     assert_eq!(exit(0, -1), ExitStatus { how: how(), signal: None, status: None });
+}
+
+fn verdict(text: &str) -> Option<v1::HealthVerdict> {
+    let [cause, evidence, rejoin, action] = [text; 4].map(str::to_owned);
+    let health = v1::HealthClass::Healthy.into();
+    Some(v1::HealthVerdict { health, cause, evidence, rejoin, action, ..v1::HealthVerdict::default() })
+}
+
+fn agent(gpus: u32, workers: u64, text: &str) -> v1::AgentReport {
+    let uuid = |index| format!("GPU-{index:08x}-0000-0000-0000-000000000000");
+    let gpu = |index| v1::Gpu { uuid: uuid(index), index, verdict: verdict(text), ..v1::Gpu::default() };
+    let worker = |incarnation| {
+        let (job, gpu) = ("llama-405b-pretraining".to_owned(), uuid(0));
+        v1::WorkerProcess { worker: Some(v1::WorkerKey { job, gpu, incarnation }), pid: 1 << 22 }
+    };
+    let hello = v1::AgentHello {
+        node: "n0".to_owned(),
+        gpus: (0..gpus).map(gpu).collect(),
+        workers: (1..=workers).map(worker).collect(),
+        version: text.to_owned(),
+        gaps: vec![text.to_owned(); 100],
+        ..v1::AgentHello::default()
+    };
+    v1::AgentReport { report: Some(v1::agent_report::Report::Hello(hello)) }
+}
+
+#[test]
+fn what_is_honestly_sent_is_taken() {
+    let hello = agent(128, 1_024, &"x".repeat(200));
+    assert!(hello.encoded_len() < LARGEST_OF_AGENT / 2, "{}", hello.encoded_len());
+    agent_hello(hello).unwrap();
+
+    // All of a model of 126 layers with 128 heads and 3,328 blocks of the feed-forward, every other unit of it.
+    let every_other = |units: u32| -> Units { (0..units).step_by(2).map(|unit| (unit, unit + 1)).collect() };
+    let axes = (0..126).flat_map(|layer| {
+        [(Axis::attn(layer), every_other(128)), (Axis::ffn(layer), every_other(53_248 / 16))]
+    });
+    let holding = Holding { step: Step(3), units: std::sync::Arc::new(axes.collect()) };
+    let holding = serde_json::to_vec(&holding).unwrap();
+    let hello = hello_of(holding);
+    let size = hello.encoded_len();
+    assert!(size > LARGEST_OF_WORKER / 2 && size < LARGEST_OF_WORKER / 4 * 3, "{size}");
+    worker_hello(hello).unwrap();
+}
+
+fn hello_of(holding: Vec<u8>) -> v1::WorkerReport {
+    hello(|hello| hello.state.as_mut().unwrap().holding = holding)
+}
+
+#[test]
+fn words_are_cut_and_lists_that_no_node_has_are_refused() {
+    let long = "é".repeat(10_000);
+    let cut = format!("{}…", "é".repeat(499));
+    let (_, event, greeting) = agent_hello(agent(2, 1, &long)).unwrap();
+    assert_eq!(greeting.version, cut);
+    assert_eq!((greeting.gaps.len(), greeting.gaps.capacity()), (64, 64));
+    assert!(greeting.gaps.iter().all(|gap| *gap == cut && gap.capacity() < 4_096));
+    let kept = greeting.gpus[1].verdict.as_ref().unwrap();
+    assert_eq!([&kept.cause, &kept.evidence, &kept.rejoin, &kept.action], [&cut; 4]);
+    let Event::AgentConnected { gpus, .. } = event else { panic!("{event:?}") };
+    assert_eq!((&gpus[1].cause, &gpus[1].action), (&cut, &cut));
+
+    let node = NodeName::from("n0");
+    let told = |report| agent_report(&node, v1::AgentReport { report: Some(report) });
+    let transition =
+        v1::HealthTransition { gpu: "GPU-0".to_owned(), verdict: verdict(&long), ..Default::default() };
+    match told(v1::agent_report::Report::Health(transition)).unwrap() {
+        Said::Transition(Event::HealthChanged { cause, action, .. }, told) => {
+            assert_eq!([&cause, &action, &told.verdict.unwrap().evidence], [&cut; 3]);
+        }
+        said => panic!("{said:?}"),
+    }
+    let beat = v1::AgentHeartbeat { gaps: vec![long; 100], ..v1::AgentHeartbeat::default() };
+    match told(v1::agent_report::Report::Heartbeat(beat.clone())).unwrap() {
+        Said::Heartbeat(kept) => assert_eq!(kept.gaps, vec![cut; 64]),
+        said => panic!("{said:?}"),
+    }
+
+    let why = |gpus, workers| agent_hello(agent(gpus, workers, "")).unwrap_err().to_string();
+    agent_hello(agent(128, 4_096, "")).unwrap();
+    assert_eq!(why(129, 0), "gpus: 129 are listed, and a node has at most 128");
+    assert_eq!(why(1, 4_097), "workers: 4097 are listed, and a node has at most 4096");
+    let beat = v1::AgentHeartbeat { gpus: vec![v1::GpuState::default(); 129], ..beat };
+    let refused = told(v1::agent_report::Report::Heartbeat(beat)).unwrap_err().to_string();
+    assert_eq!(refused, "gpus: 129 are listed, and a node has at most 128");
 }

@@ -1,5 +1,6 @@
 //! Between the wire and the engine. Nothing else knows both.
 
+mod limits;
 mod operators;
 mod orders;
 mod reports;

@@ -1,5 +1,6 @@
 //! What agents and workers say.
 
+use super::limits::{MOST_GPUS, MOST_WORKERS, at_most, cut, gaps, known_gpu, named, short, verdict};
 use crate::agents::Greeting;
 use crate::input::Said;
 use reknit_engine::{
@@ -11,8 +12,6 @@ use reknit_proto::v1;
 use std::time::Duration;
 use tonic::Status;
 
-/// Of a job, a node or a GPU.
-const LONGEST_NAME: usize = 256;
 /// Of the workers that one waits for.
 const WAITING_NAMED: usize = 8;
 
@@ -31,19 +30,8 @@ impl From<BadMessage> for Status {
     }
 }
 
-fn bad(field: &'static str, problem: impl ToString) -> BadMessage {
+pub(super) fn bad(field: &'static str, problem: impl ToString) -> BadMessage {
     BadMessage::Bad { field, problem: problem.to_string() }
-}
-
-/// Names stand in logs and on terminals.
-fn named(field: &'static str, name: String) -> Result<String, BadMessage> {
-    if name.is_empty() {
-        Err(BadMessage::Missing(field))
-    } else if name.len() > LONGEST_NAME || name.chars().any(char::is_control) {
-        Err(bad(field, format!("is longer than {LONGEST_NAME} bytes or holds control characters")))
-    } else {
-        Ok(name)
-    }
 }
 
 fn worker_key(key: Option<v1::WorkerKey>) -> Result<(JobName, WorkerKey), BadMessage> {
@@ -79,6 +67,7 @@ pub fn agent_hello(report: v1::AgentReport) -> Result<(NodeName, Event, Greeting
     let Some(v1::agent_report::Report::Hello(mut hello)) = report.report else {
         return Err(BadMessage::Missing("Hello, which comes first,"));
     };
+    at_most("workers", hello.workers.len(), MOST_WORKERS)?;
     let workers = std::mem::take(&mut hello.workers).into_iter().map(|process| {
         let (job, worker) = worker_key(process.worker)?;
         Ok((job, worker, process.pid))
@@ -91,10 +80,12 @@ pub fn agent_hello(report: v1::AgentReport) -> Result<(NodeName, Event, Greeting
 fn greeting(hello: v1::AgentHello) -> Result<(NodeName, Vec<GpuReport>, Greeting), BadMessage> {
     let observability = hello.observability();
     let node = NodeName(named("node", hello.node)?);
-    let gpus = hello.gpus.iter().map(|gpu| {
+    at_most("gpus", hello.gpus.len(), MOST_GPUS)?;
+    let known: Vec<v1::Gpu> = hello.gpus.into_iter().map(known_gpu).collect::<Result<_, _>>()?;
+    let gpus = known.iter().map(|gpu| {
         let verdict = gpu.verdict();
         Ok(GpuReport {
-            gpu: GpuId(named("gpus.uuid", gpu.uuid.clone())?),
+            gpu: GpuId(gpu.uuid.clone()),
             index: gpu.index,
             name: gpu.name.clone(),
             health: health("gpus.health", verdict.health)?,
@@ -105,14 +96,14 @@ fn greeting(hello: v1::AgentHello) -> Result<(NodeName, Vec<GpuReport>, Greeting
     });
     let gpus = gpus.collect::<Result<_, _>>()?;
     let greeting = Greeting {
-        instance: hello.instance,
+        instance: short("instance", hello.instance)?,
         connection: hello.connection,
-        version: hello.version,
+        version: cut(hello.version),
         observability,
-        gaps: hello.gaps,
+        gaps: gaps(hello.gaps),
         quiesce_left: Duration::from_millis(hello.quiesce_left_ms),
         next_sequence: hello.next_sequence,
-        gpus: hello.gpus,
+        gpus: known,
     };
     Ok((node, gpus, greeting))
 }
@@ -128,7 +119,8 @@ pub fn agent_report(node: &NodeName, report: v1::AgentReport) -> Result<Said, Ba
             }
             Ok(Said::Hello(Event::GpusListed { node, gpus }, Box::new(greeting)))
         }
-        Report::Health(transition) => {
+        Report::Health(mut transition) => {
+            transition.verdict = transition.verdict.map(verdict);
             let verdict = transition.verdict();
             let event = Event::HealthChanged {
                 node,
@@ -151,14 +143,17 @@ pub fn agent_report(node: &NodeName, report: v1::AgentReport) -> Result<Said, Ba
                 job,
                 worker,
                 exit: ExitStatus {
-                    how: exited.how,
+                    how: cut(exited.how),
                     signal: (exited.signal != 0).then_some(exited.signal),
                     status: (exited.status != -1).then_some(exited.status),
                 },
             }))
         }
-        Report::Heartbeat(beat) => Ok(Said::Heartbeat(beat)),
-        Report::Done(done) => Ok(Said::Done(done)),
+        Report::Heartbeat(beat) => {
+            at_most("gpus", beat.gpus.len(), MOST_GPUS)?;
+            Ok(Said::Heartbeat(v1::AgentHeartbeat { gaps: gaps(beat.gaps), ..beat }))
+        }
+        Report::Done(done) => Ok(Said::Done(v1::OrderDone { message: cut(done.message), ..done })),
     }
 }
 
@@ -174,7 +169,11 @@ pub fn worker_hello(report: v1::WorkerReport) -> Result<(JobName, WorkerKey, u64
         job: job.clone(),
         worker: worker.clone(),
         node: NodeName(named("node", hello.node)?),
-        endpoint: Endpoint { node: endpoint.node, unix: endpoint.unix, tcp: endpoint.tcp },
+        endpoint: Endpoint {
+            node: short("endpoint.node", endpoint.node)?,
+            unix: short("endpoint.unix", endpoint.unix)?,
+            tcp: short("endpoint.tcp", endpoint.tcp)?,
+        },
         pid: hello.pid,
         state: worker_state(hello.state)?,
     };
@@ -233,7 +232,7 @@ pub fn worker_report(
             worker,
             epoch: Epoch(failed.epoch),
             peer: peer(failed.peer)?,
-            reason: failed.reason,
+            reason: cut(failed.reason),
         },
         Report::Quiesced(quiesced) => Event::Quiesced { job, worker, state: worker_state(quiesced.state)? },
         Report::Ready(ready) => Event::Ready {
@@ -241,14 +240,14 @@ pub fn worker_report(
             worker,
             epoch: Epoch(ready.epoch),
             step: Step(ready.step),
-            replicated_digest: ready.replicated_digest,
+            replicated_digest: short("replicated_digest", ready.replicated_digest)?,
         },
         Report::PrepareFailed(failed) => Event::PrepareFailed {
             job,
             worker,
             epoch: Epoch(failed.epoch),
             peer: peer(failed.peer)?,
-            reason: failed.reason,
+            reason: cut(failed.reason),
         },
         Report::Committed(committed) => Event::Committed {
             job,
@@ -275,7 +274,7 @@ pub fn worker_report(
             worker,
             epoch: Epoch(completed.epoch),
             step: Step(completed.step),
-            replicated_digest: completed.replicated_digest,
+            replicated_digest: short("replicated_digest", completed.replicated_digest)?,
         },
     };
     Ok(Said::Event(event))
