@@ -62,7 +62,10 @@ pub struct Asked {
     pub reply: Reply<Result<String, Refusal>>,
 }
 
-/// Every agent that was heard, and the questions under way.
+/// Nodes that are known at once, far more than a cluster has: names that come and go must not fill the memory.
+const MOST_NODES: usize = 1 << 16;
+
+/// Every agent that was heard and is not forgotten, and the questions under way.
 #[derive(Debug, Default)]
 pub struct Agents {
     known: BTreeMap<NodeName, Agent>,
@@ -73,6 +76,25 @@ pub struct Agents {
 impl Agents {
     pub fn get(&self, node: &NodeName) -> Option<&Agent> {
         self.known.get(node)
+    }
+
+    /// Whether the node is known, or one more can be.
+    ///
+    /// # Errors
+    /// Says how many are known.
+    pub fn has_room_for(&self, node: &NodeName) -> Result<(), String> {
+        if self.known.contains_key(node) || self.known.len() < MOST_NODES {
+            return Ok(());
+        }
+        Err(format!(
+            "{MOST_NODES} nodes are known, and no more are taken: one that is gone is forgotten after a day, and a \
+             restart of the daemon forgets all that are away"
+        ))
+    }
+
+    /// It has been gone for long.
+    pub fn forget(&mut self, node: &NodeName) {
+        self.known.remove(node);
     }
 
     /// Whether another agent under this name is refused for the first time since one was welcomed.
@@ -225,6 +247,22 @@ mod tests {
         // It lost its state folder, and its clock is behind.
         agents.greeted(&node, Time(0), greeting(5));
         assert_eq!(agents.take(&node, &transition(5)), New);
+    }
+
+    #[test]
+    fn one_node_too_many_is_refused_until_another_is_forgotten() {
+        let mut agents = Agents::default();
+        let node = |number: usize| NodeName(format!("n{number}"));
+        for number in 0..MOST_NODES {
+            assert_eq!(agents.has_room_for(&node(number)), Ok(()));
+            agents.greeted(&node(number), Time(0), greeting(1));
+        }
+        let refused = agents.has_room_for(&node(MOST_NODES)).unwrap_err();
+        assert!(refused.contains("65536 nodes are known"), "{refused}");
+        assert_eq!(agents.has_room_for(&node(7)), Ok(()), "one that is known may come back");
+        agents.forget(&node(7));
+        assert!(agents.get(&node(7)).is_none());
+        assert_eq!(agents.has_room_for(&node(MOST_NODES)), Ok(()));
     }
 
     #[test]

@@ -115,7 +115,7 @@ impl<K: Ord + Clone, O> Sessions<K, O> {
         latest.is_some_and(|latest| latest.number > connection.number)
     }
 
-    /// The peer's process has ended: nothing that it sent is to be expected any more.
+    /// The peer's process has ended, or has been away for long: nothing that it sent is to be expected any more.
     pub fn forget(&mut self, key: &K) {
         self.latest.remove(key);
     }

@@ -23,6 +23,8 @@ pub(crate) struct Cluster {
     leases: BTreeSet<(Time, NodeName)>,
     /// Silent nodes that people were not told of, by when they fell silent.
     untold: BTreeSet<(Time, NodeName)>,
+    /// Gone nodes by when they may be forgotten.
+    gone: BTreeSet<(Time, NodeName)>,
 }
 
 #[derive(Debug, Clone)]
@@ -224,12 +226,24 @@ impl Cluster {
         let Some(node) = self.nodes.get_mut(name) else {
             return;
         };
-        if let NodeLink::Silent { since, lease } = std::mem::replace(&mut node.link, link) {
-            self.leases.remove(&(lease, name.clone()));
-            self.untold.remove(&(since, name.clone()));
+        match std::mem::replace(&mut node.link, link) {
+            NodeLink::Silent { since, lease } => {
+                self.leases.remove(&(lease, name.clone()));
+                self.untold.remove(&(since, name.clone()));
+            }
+            NodeLink::Gone { forget, .. } => {
+                self.gone.remove(&(forget, name.clone()));
+            }
+            NodeLink::Connected { .. } => {}
         }
-        if let NodeLink::Silent { lease, .. } = link {
-            self.leases.insert((lease, name.clone()));
+        match link {
+            NodeLink::Silent { lease, .. } => {
+                self.leases.insert((lease, name.clone()));
+            }
+            NodeLink::Gone { forget, .. } => {
+                self.gone.insert((forget, name.clone()));
+            }
+            NodeLink::Connected { .. } => {}
         }
     }
 
@@ -249,23 +263,40 @@ impl Cluster {
     }
 
     /// Nodes whose lease has ended: they are gone.
-    pub(crate) fn take_expired(&mut self, now: Time) -> Vec<NodeName> {
+    pub(crate) fn take_expired(&mut self, now: Time, timeouts: &Timeouts) -> Vec<NodeName> {
         let gone = take_due(&mut self.leases, now, Duration::ZERO);
         for name in &gone {
-            if let Some(node) = self.nodes.get_mut(name)
-                && let NodeLink::Silent { since, .. } = node.link
-            {
-                node.link = NodeLink::Gone { since };
-                self.untold.remove(&(since, name.clone()));
-            }
+            self.set_gone(now, name, timeouts);
         }
         gone
+    }
+
+    /// Is gone, and may be forgotten when it has been for another while.
+    pub(crate) fn set_gone(&mut self, now: Time, name: &NodeName, timeouts: &Timeouts) {
+        match self.nodes.get(name).map(|node| node.link) {
+            Some(NodeLink::Silent { since, .. } | NodeLink::Gone { since, .. }) => {
+                self.set_link(name, NodeLink::Gone { since, forget: now.after(timeouts.forget()) });
+            }
+            Some(NodeLink::Connected { .. }) | None => {}
+        }
+    }
+
+    /// Nodes that have been gone for so long that each is to be forgotten now, or [set gone](Self::set_gone) again.
+    pub(crate) fn take_forgettable(&mut self, now: Time) -> Vec<NodeName> {
+        take_due(&mut self.gone, now, Duration::ZERO)
+    }
+
+    /// As if it had never been heard. What operators have taken out stays so.
+    pub(crate) fn forget(&mut self, now: Time, name: &NodeName) {
+        self.gpus_listed(now, name, &[]);
+        self.nodes.remove(name);
     }
 
     pub(crate) fn next_deadline(&self, timeouts: &Timeouts) -> Option<Time> {
         let lease = self.leases.first().map(|(lease, _)| *lease);
         let telling = self.untold.first().map(|(since, _)| since.after(timeouts.silence()));
-        lease.into_iter().chain(telling).min()
+        let forgetting = self.gone.first().map(|(forget, _)| *forget);
+        lease.into_iter().chain(telling).chain(forgetting).min()
     }
 
     pub(crate) fn node(&self, name: &NodeName) -> Option<&Node> {

@@ -72,6 +72,11 @@ pub enum Command {
         fresh: bool,
     },
 
+    /// Nothing is known of the node any more: drop what else is kept of it.
+    Forget {
+        node: NodeName,
+    },
+
     /// For operators who watch.
     Notify {
         job: JobName,

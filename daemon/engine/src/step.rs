@@ -28,6 +28,7 @@ pub fn step(state: &mut State, now: Time, event: Event) -> Vec<Command> {
     engine.take_in(event);
     engine.announce_silence();
     engine.expire_leases();
+    engine.forget_nodes();
     engine.advance();
     let mut commands = engine.out;
     commands.extend(engine.later);
@@ -290,7 +291,7 @@ impl Engine<'_> {
     fn announce_return(&mut self, node: &NodeName) {
         let missed = self.cluster.node(node).filter(|node| node.missed);
         let away = match missed.map(|node| node.link) {
-            Some(NodeLink::Silent { since, .. } | NodeLink::Gone { since }) => since,
+            Some(NodeLink::Silent { since, .. } | NodeLink::Gone { since, .. }) => since,
             Some(NodeLink::Connected { .. }) | None => return,
         };
         let ms = self.now.0.saturating_sub(away.0) / 1_000;
@@ -380,10 +381,27 @@ impl Engine<'_> {
     }
 
     fn expire_leases(&mut self) {
-        for node in self.cluster.take_expired(self.now) {
+        for node in self.cluster.take_expired(self.now, self.timeouts) {
             self.stir(Stir::Cluster);
             self.announce(format!("node {node} is gone: nothing was heard of it for its lease"));
             self.on_each(|job, ctx| job.node_lost(ctx, &node));
+        }
+    }
+
+    /// Those that have been gone for long and that no job has a worker or a place on: names that come and go must not fill
+    /// the memory.
+    fn forget_nodes(&mut self) {
+        for name in self.cluster.take_forgettable(self.now) {
+            let Some(node) = self.cluster.node(&name) else { continue };
+            let needs = |job: &Job| {
+                job.workers.on_node(&name).next().is_some() || node.gpus.keys().any(|gpu| job.has_gpu(gpu))
+            };
+            if self.jobs.values().any(needs) {
+                self.cluster.set_gone(self.now, &name, self.timeouts);
+            } else {
+                self.cluster.forget(self.now, &name);
+                self.later.push(Command::Forget { node: name });
+            }
         }
     }
 

@@ -103,6 +103,11 @@ impl Timeouts {
         Duration::from_secs(1).min(self.lease() / 2)
     }
 
+    /// How long a node is gone before it is forgotten, unless a job needs it: long enough for people to see that it is.
+    pub fn forget(&self) -> Duration {
+        Duration::from_secs(24 * 60 * 60)
+    }
+
     /// How often an agent sends a heartbeat: ten fit into its lease.
     pub fn heartbeat(&self) -> Duration {
         self.lease() / 10
@@ -205,6 +210,12 @@ impl Timeouts {
                 self.silence(),
                 "lease / 2, at most 1 s",
                 "when people are told of a silent agent",
+            ),
+            rung(
+                "forget",
+                self.forget(),
+                "a day",
+                "a node whose lease has ended for so long is not listed any more, unless a job has a place or a worker on it",
             ),
             rung(
                 "heartbeat",

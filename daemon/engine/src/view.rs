@@ -69,9 +69,10 @@ pub enum NodeLink {
         since: Time,
         lease: Time,
     },
-    /// Not heard for its whole lease: its workers without a session are lost.
+    /// Not heard for its whole lease: its workers without a session are lost. It is forgotten then, if no job needs it.
     Gone {
         since: Time,
+        forget: Time,
     },
 }
 

@@ -22,6 +22,11 @@ impl Coordinator {
         hello: Event,
         greeting: Greeting,
     ) -> Result<(), Failure> {
+        if let Err(full) = self.known.has_room_for(&node) {
+            tracing::warn!(%node, full, "an agent is refused");
+            session.refuse(Status::resource_exhausted(full));
+            return Ok(());
+        }
         let other = self.known.get(&node).is_some_and(|agent| agent.instance != greeting.instance);
         if other && self.agents.is_open(&node) {
             // It tries again for as long as it lives.

@@ -61,6 +61,12 @@ impl Coordinator {
                 self.plan(job, epoch, work);
                 Ok(None)
             }
+            Command::Forget { node } => {
+                tracing::info!(%node, "forgotten: it has been gone for long, and no job needs it");
+                self.agents.forget(&node);
+                self.known.forget(&node);
+                Ok(None)
+            }
             Command::Notify { job, notice } => {
                 self.notify(&job, notice);
                 Ok(None)

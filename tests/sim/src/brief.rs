@@ -34,6 +34,7 @@ pub fn brief(command: &Command) -> Option<String> {
             workers.values().filter(|candidate| !candidate.holding.is_empty()).count(),
             if *fresh { " fresh" } else { "" }
         ),
+        Command::Forget { node } => format!("forget {node}"),
         Command::Announce(text) => text.clone(),
         Command::Notify { notice, .. } => match notice {
             Notice::Phase { phase, .. } => format!("phase {phase:?}"),

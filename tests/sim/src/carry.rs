@@ -45,7 +45,7 @@ impl World {
                 self.at(wait, What::Planned { daemon, term, event });
                 return;
             }
-            Command::Notify { .. } | Command::Announce(_) => return,
+            Command::Notify { .. } | Command::Announce(_) | Command::Forget { .. } => return,
             Command::Spawn { node, .. } | Command::Fence { node, .. } => Peer::Agent(node_number(node)),
             Command::Prepare { job, worker, resume_step, .. } => {
                 if self.sabotage == Sabotage::StepsBack {

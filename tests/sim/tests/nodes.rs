@@ -2,6 +2,8 @@
 
 use reknit_control_sim::*;
 use reknit_engine::*;
+use reknit_layout::*;
+use std::time::Duration;
 
 #[test]
 fn a_node_that_falls_silent_and_comes_back_is_told_and_costs_nothing() {
@@ -69,4 +71,78 @@ fn the_time_of_a_change_stays_while_the_same_is_said_again() {
     world.health(&gpu(0, 0), HealthClass::Predict, "hot");
     world.run_ms(100);
     assert!(changed(&world) > first);
+}
+
+/// Lets time pass, and says which nodes were forgotten and when.
+fn pass(state: &mut State, now: &mut Time, wait: Duration) -> Vec<(NodeName, Time)> {
+    let (end, mut forgotten) = (now.after(wait), Vec::new());
+    while let Some(at) = state.next_deadline().filter(|at| *at <= end) {
+        assert!(at > *now, "a deadline that has passed stays: the daemon would spin");
+        *now = at;
+        for command in step(state, at, Event::Tick) {
+            if let Command::Forget { node } = command {
+                forgotten.push((node, at));
+            }
+        }
+    }
+    *now = end;
+    forgotten
+}
+
+#[test]
+fn a_node_that_is_gone_for_a_day_is_forgotten_unless_a_job_needs_it() {
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    let (mut state, mut now) = (State::new(TIMEOUTS), Time(1));
+    let lists = |number: u32| -> Vec<GpuReport> {
+        let listed = |index| GpuReport {
+            gpu: gpu(number, index),
+            index,
+            name: "H".to_owned(),
+            health: HealthClass::Fatal,
+            cause: "it fell off the bus".to_owned(),
+            action: String::new(),
+            shards_readable: false,
+        };
+        let fit = |gpu| GpuReport { health: HealthClass::Healthy, ..gpu };
+        (0..2).map(listed).map(|gpu| if number < 2 { fit(gpu) } else { gpu }).collect()
+    };
+    let connect = |state: &mut State, now, number| {
+        let connected =
+            Event::AgentConnected { node: node(number), gpus: lists(number), workers: Vec::new() };
+        step(state, now, connected)
+    };
+    let known = |state: &State| state.nodes().into_iter().map(|node| node.name).collect::<Vec<_>>();
+    for number in 0..4 {
+        connect(&mut state, now, number);
+    }
+    // The job's places are on the first two.
+    step(&mut state, now, Event::Submit { spec: Box::new(spec("demo", 2, 1_000)) });
+    for number in 0..4 {
+        step(&mut state, now, Event::AgentDisconnected { node: node(number) });
+    }
+    let left = now;
+    assert_eq!(pass(&mut state, &mut now, DAY), []);
+    // It is back in time.
+    connect(&mut state, now, 2);
+    assert_eq!(
+        pass(&mut state, &mut now, TIMEOUTS.lease()),
+        [(node(3), left.after(TIMEOUTS.lease()).after(DAY))]
+    );
+    assert_eq!(known(&state), [node(0), node(1), node(2)]);
+    assert_eq!((state.node_of(&gpu(3, 0)), state.node_of(&gpu(2, 0))), (None, Some(node(2))));
+    step(&mut state, now, Event::AgentDisconnected { node: node(2) });
+    assert_eq!(pass(&mut state, &mut now, 3 * DAY).len(), 1);
+    assert_eq!(
+        known(&state),
+        [node(0), node(1)],
+        "a job has places there, and when it needs them they may come back"
+    );
+
+    // As a new one.
+    connect(&mut state, now, 3);
+    assert_eq!((known(&state).len(), state.index_of(&node(3), &gpu(3, 1))), (3, Some(1)));
+    step(&mut state, now, Event::StopJob { job: job_name() });
+    assert_eq!(pass(&mut state, &mut now, 2 * DAY).len(), 2, "the job has ended");
+    assert_eq!(known(&state), [node(3)]);
+    assert_eq!(state.next_deadline(), None);
 }

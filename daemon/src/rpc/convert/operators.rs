@@ -59,7 +59,7 @@ pub fn node(view: NodeView, agent: Option<&Agent>, now: Time) -> v1::Node {
     let (link, since) = match view.link {
         NodeLink::Connected { since } => (v1::NodeLink::Connected, since),
         NodeLink::Silent { since, lease: _ } => (v1::NodeLink::Silent, since),
-        NodeLink::Gone { since } => (v1::NodeLink::Gone, since),
+        NodeLink::Gone { since, forget: _ } => (v1::NodeLink::Gone, since),
     };
     let connected = link == v1::NodeLink::Connected;
     let seen = agent.filter(|_| connected);

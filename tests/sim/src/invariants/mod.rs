@@ -107,7 +107,7 @@ impl Fact {
                 | Command::Stop { job, .. }
                 | Command::Plan { job, .. }
                 | Command::Notify { job, .. } => Some(job),
-                Command::Announce(_) => None,
+                Command::Forget { .. } | Command::Announce(_) => None,
             },
             Self::Stored { record, .. } => Some(&record.name),
             Self::Incident(incident) => Some(&incident.job),

@@ -75,6 +75,7 @@ impl OneEpoch {
             | Command::Stop { .. }
             | Command::Plan { .. }
             | Command::Notify { .. }
+            | Command::Forget { .. }
             | Command::Announce(_) => Ok(()),
         }
     }
