@@ -73,6 +73,22 @@ fn a_drained_gpu_is_replaced_too() {
 }
 
 #[test]
+fn a_gpu_that_is_restored_before_its_spare_is_up_keeps_its_place() {
+    let mut world = running_with(2, &[3, 2]);
+    // The incident of another change is still open: the drained member stays until a step ends it.
+    world.tell(Event::Rebalance { job: job_name() });
+    world.run_until_phase(Phase::Running);
+    world.tell(Event::DrainGpu { gpu: gpu(0, 0) });
+    assert_eq!(world.stored().places[&Place::new(0, 0, 0)], gpu(0, 2), "the spare has its place");
+    assert_eq!(world.degrees(), [2, 2]);
+    world.tell(Event::RestoreGpu { gpu: gpu(0, 0) });
+    world.run_ms(10_000);
+    assert_eq!(seats(&world), ["g00", "g01", "g10", "g11"]);
+    assert!(world.on(&gpu(0, 2)).is_none(), "the spare is free");
+    assert!(world.stored().replaced.is_empty());
+}
+
+#[test]
 fn a_killed_worker_is_started_again_where_it_was() {
     let mut world = running_with(1, &[3, 2]);
     world.kill(&gpu(0, 1));

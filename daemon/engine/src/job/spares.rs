@@ -8,7 +8,7 @@ use super::Job;
 use crate::cluster::Cluster;
 use crate::state::Ctx;
 use crate::{Command, NodeLink};
-use reknit_layout::{GpuId, Place, Topology};
+use reknit_layout::{GpuId, Place, Topology, WorkerKey};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Job {
@@ -21,6 +21,7 @@ impl Job {
         if self.spec.recovery.spares == 0 {
             return;
         }
+        self.keep_members(ctx);
         let vacant = self.workers.vacant().map(|(place, gpu)| (*place, gpu));
         let unfit = ctx.cluster.unfit().filter_map(|gpu| Some((self.workers.seat_of(gpu)?, gpu)));
         let gone = vacant.chain(unfit).filter(|(_, gpu)| self.is_gone(ctx.cluster, gpu));
@@ -36,23 +37,51 @@ impl Job {
             return;
         }
         for (place, spare) in offer {
-            let Some(before) = self.record.places.insert(place, spare.clone()) else { continue };
-            // A newcomer on the old GPU; a member leaves at a step boundary.
-            let newcomer = self.worker_on(&before).map(|(key, _)| key.clone());
-            if let Some(key) = newcomer.filter(|key| !self.is_member(key)) {
-                self.stop_worker(ctx, &key, "a spare has its place");
-            }
+            let Some(before) = self.reseat(ctx, place, spare.clone(), "a spare has its place") else {
+                continue;
+            };
             ctx.later.push(Command::Announce(format!(
                 "job {}: spare GPU {spare} takes place {place}, where GPU {before} is gone",
                 self.record.name
             )));
-            let nominal = self.record.replaced.entry(place).or_insert(before);
-            if *nominal == spare {
-                self.record.replaced.remove(&place);
-            }
         }
         self.workers.seat(&self.record.places);
         self.persist(ctx);
+    }
+
+    /// A member whose place was given to a spare, and that may train again before the spare does, keeps it.
+    fn keep_members(&mut self, ctx: &mut Ctx<'_>) {
+        if self.record.replaced.is_empty() {
+            return;
+        }
+        let unseated = |(key, place): &(&WorkerKey, &Place)| self.record.places.get(place) != Some(&key.gpu);
+        let stays = |(key, _): &(&WorkerKey, &Place)| {
+            ctx.cluster.may_train(&key.gpu) && self.workers.get(key).is_some_and(|worker| worker.alive())
+        };
+        let stay = self.members.iter().filter(unseated).filter(stays);
+        let stay: Vec<(Place, GpuId)> = stay.map(|(key, place)| (*place, key.gpu.clone())).collect();
+        for (place, gpu) in &stay {
+            self.reseat(ctx, *place, gpu.clone(), "the GPU that it would replace trains on");
+        }
+        if !stay.is_empty() {
+            self.workers.seat(&self.record.places);
+            self.persist(ctx);
+        }
+    }
+
+    /// Seats the GPU and returns the one before, whose worker is stopped unless it is a member: those leave at a step
+    /// boundary.
+    fn reseat(&mut self, ctx: &mut Ctx<'_>, place: Place, gpu: GpuId, reason: &str) -> Option<GpuId> {
+        let before = self.record.places.insert(place, gpu.clone())?;
+        let newcomer = self.worker_on(&before).map(|(key, _)| key.clone());
+        if let Some(key) = newcomer.filter(|key| !self.is_member(key)) {
+            self.stop_worker(ctx, &key, reason);
+        }
+        let nominal = self.record.replaced.entry(place).or_insert(before.clone());
+        if *nominal == gpu {
+            self.record.replaced.remove(&place);
+        }
+        Some(before)
     }
 
     /// Nothing is to be expected of the GPU for long: out of order, taken out, or on a node whose lease has ended. One
