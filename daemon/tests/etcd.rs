@@ -160,6 +160,9 @@ async fn a_short_silence_of_etcd_is_outlived_and_a_long_one_ends_the_leadership(
 
     etcd.signal(Signal::STOP);
     daemon.wait_for_log("in stand-by");
+    let refused = submit_refused(&daemon, "late").await;
+    assert!(refused.message().contains("who leads is not known"), "{refused}");
+    assert!(refused.message().contains(&etcd.endpoint), "{refused}");
     etcd.signal(Signal::CONT);
     daemon.wait_until_serving();
     assert_eq!(job_names(&mut daemon.admin().await).await, ["patient"]);

@@ -1,7 +1,7 @@
 //! Leading or in stand-by, and what is answered then.
 
 use super::Loop;
-use crate::store::{Snapshot, Stored};
+use crate::store::{Leader, Snapshot, Stored};
 use reknit_client::LEADER;
 use reknit_proto::v1;
 use std::sync::Arc;
@@ -72,27 +72,41 @@ impl Gate {
             },
             Standing::StandBy => v1::Daemon {
                 role: v1::daemon::Role::StandBy.into(),
-                leader: self.leader().await.unwrap_or_default(),
+                leader: match self.leader().await {
+                    Leader::At(address) => address,
+                    Leader::Nobody | Leader::Unknown(_) => String::new(),
+                },
                 address,
                 term: 0,
             },
         }
     }
 
-    /// `None` while nobody leads. A leadership that this daemon has just lost may be in the store still.
-    async fn leader(&self) -> Option<String> {
-        let leader = self.stored.as_ref()?.leader().await?;
-        (leader != self.address).then_some(leader)
+    /// A leadership that this daemon has just lost may be in the store still.
+    async fn leader(&self) -> Leader {
+        let Some(stored) = &self.stored else { return Leader::Nobody };
+        match stored.leader().await {
+            Leader::At(address) if address == self.address => Leader::Nobody,
+            leader => leader,
+        }
     }
 
     async fn refusal(&self) -> Status {
-        let Some(leader) = self.leader().await else {
-            return Status::unavailable("this daemon is in stand-by, and nobody leads at present: try again");
-        };
-        let mut status = Status::unavailable(format!("this daemon is in stand-by: the leader is {leader}"));
-        if let Ok(value) = leader.parse() {
-            status.metadata_mut().insert(LEADER, value);
+        match self.leader().await {
+            Leader::At(leader) => {
+                let mut status =
+                    Status::unavailable(format!("this daemon is in stand-by: the leader is {leader}"));
+                if let Ok(value) = leader.parse() {
+                    status.metadata_mut().insert(LEADER, value);
+                }
+                status
+            }
+            Leader::Nobody => {
+                Status::unavailable("this daemon is in stand-by, and nobody leads at present: try again")
+            }
+            Leader::Unknown(problem) => Status::unavailable(format!(
+                "this daemon is in stand-by, and who leads is not known: {problem} (options are reknitd's)"
+            )),
         }
-        status
     }
 }

@@ -7,7 +7,7 @@ mod problem;
 mod stored;
 
 pub use connection::Connection;
-pub use stored::Stored;
+pub use stored::{Leader, Stored};
 
 use super::record::encode_job;
 use super::value::encode;

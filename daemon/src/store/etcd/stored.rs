@@ -11,11 +11,21 @@ use tokio::time::Instant;
 /// For so long a leader's address is not asked for again: every agent of a large cluster may ask at once.
 const FRESH: Duration = Duration::from_millis(100);
 
+/// Who leads, as far as etcd says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Leader {
+    /// At this address.
+    At(String),
+    Nobody,
+    /// Why etcd did not say.
+    Unknown(String),
+}
+
 /// The store's contents and who leads, read without leading.
 pub struct Stored {
     pub connection: Connection,
     client: Client,
-    leader: Mutex<Option<(Instant, Option<String>)>>,
+    leader: Mutex<Option<(Instant, Leader)>>,
 }
 
 impl std::fmt::Debug for Stored {
@@ -35,15 +45,20 @@ impl Stored {
         Ok(read_snapshot(&self.connection, &client).await?.contents)
     }
 
-    /// The leader's address. `None` when nobody leads or etcd does not say.
-    pub async fn leader(&self) -> Option<String> {
+    pub async fn leader(&self) -> Leader {
         let mut known = self.leader.lock().await;
         match &*known {
             Some((asked, leader)) if asked.elapsed() < FRESH => return leader.clone(),
             Some(_) | None => {}
         }
         let answer = election::candidates(&self.connection, &mut self.client.kv_client()).await;
-        let leader = answer.unwrap_or_default().first().and_then(|kv| kv.value_str().ok().map(str::to_owned));
+        let leader =
+            match answer.map(|candidates| candidates.first().map(|kv| kv.value_str().map(str::to_owned))) {
+                Ok(Some(Ok(address))) => Leader::At(address),
+                Ok(Some(Err(_))) => Leader::Unknown("its address in etcd is not text".to_owned()),
+                Ok(None) => Leader::Nobody,
+                Err(error) => Leader::Unknown(self.connection.place.problem(&error).to_string()),
+            };
         *known = Some((Instant::now(), leader.clone()));
         leader
     }
