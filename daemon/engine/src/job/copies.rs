@@ -13,12 +13,18 @@ impl Job {
         let Some(own) = layout.group(place.replica, place.stage).map(|group| group.owned(place.slot)) else {
             return true;
         };
-        let peers = layout.groups.iter().filter(|group| group.stage == place.stage);
-        let peers =
-            peers.flat_map(|group| group.members().map(move |(place, member)| (group, place, member)));
         let holds =
             |key: &WorkerKey| key != worker && self.workers.get(key).is_some_and(|worker| worker.alive());
-        let holders = peers.filter(|(.., member)| holds(&member.worker));
+        let peers: Vec<_> = layout.groups.iter().filter(|group| group.stage == place.stage).collect();
+        // Any whole group holds all of the stage.
+        let mut others =
+            peers.iter().filter(|group| group.replica != place.replica && !group.active().is_empty());
+        if others.any(|group| group.members().all(|(_, member)| holds(&member.worker))) {
+            return true;
+        }
+        let members =
+            peers.iter().flat_map(|group| group.members().map(move |(place, member)| (group, place, member)));
+        let holders = members.filter(|(.., member)| holds(&member.worker));
         let held: Vec<_> = holders.map(|(group, place, _)| group.owned(place.slot)).collect();
         own.iter().all(|(axis, own)| {
             let held = held.iter().filter_map(|held| held.get(axis));
