@@ -269,6 +269,9 @@ impl Coordinator {
             Peer::Worker(job, worker) => {
                 let key = (job, worker);
                 let closed = self.workers.close(&key, session);
+                if !self.state.has_worker(&key.0, &key.1) {
+                    self.workers.forget(&key);
+                }
                 let (job, worker) = key;
                 closed.then_some(Event::WorkerDisconnected { job, worker })
             }

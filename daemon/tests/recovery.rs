@@ -121,7 +121,7 @@ async fn what_a_daemon_does_not_know_it_does_not_tell_and_where_a_job_ended_is_k
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn streams_must_begin_with_hello_and_unknown_workers_are_told_to_stop() {
+async fn streams_must_begin_with_hello_and_unknown_workers_are_told_to_stop_where_some_job_is_known() {
     let dir = tempfile::tempdir().unwrap();
     let daemon = Daemon::embedded(dir.path());
     let url = format!("http://{}", daemon.address);
@@ -143,12 +143,17 @@ async fn streams_must_begin_with_hello_and_unknown_workers_are_told_to_stop() {
             state: Some(v1::WorkerState { phase: 1, ..v1::WorkerState::default() }),
         })),
     };
-    let (_open, orders) = tokio::sync::mpsc::channel(1);
-    let hello = tokio_stream::StreamExt::chain(
-        tokio_stream::once(report),
-        tokio_stream::wrappers::ReceiverStream::new(orders),
-    );
-    let mut orders = client.session(hello).await.unwrap().into_inner();
+    let (_open, later) = tokio::sync::watch::channel(false);
+    let hello = || {
+        let later = tokio_stream::wrappers::WatchStream::from_changes(later.clone());
+        let later = tokio_stream::StreamExt::map(later, |_| v1::WorkerReport::default());
+        tokio_stream::StreamExt::chain(tokio_stream::once(report.clone()), later)
+    };
+    let mut orders = client.session(hello()).await.unwrap().into_inner();
+    assert_eq!(orders.message().await.unwrap(), None, "a store without any job ends nobody");
+
+    submit(&mut daemon.admin().await, "j").await;
+    let mut orders = client.session(hello()).await.unwrap().into_inner();
     let order = orders.message().await.unwrap().unwrap().order;
     assert!(matches!(order, Some(v1::worker_order::Order::Stop(_))), "{order:?}");
     assert_eq!(orders.message().await.unwrap(), None);

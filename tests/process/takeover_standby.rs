@@ -114,12 +114,14 @@ async fn a_standby_answers_what_is_stored_and_points_to_the_leader() -> Result<(
     etcd_of(&lab, Signal::STOP)?;
     eventually("the daemon to notice", async || {
         let status = refusals(&lab, other).await?;
-        Ok(status
-            .iter()
-            .all(|status| status.message().contains("who leads is not known") && leader_named(status).is_none()))
+        Ok(status.iter().all(|status| {
+            status.message().contains("who leads is not known") && leader_named(status).is_none()
+        }))
     })
     .await?;
-    for (args, words) in [(&["node", "list"][..], "who leads is not known"), (&["job", "list"], "cannot be reached")] {
+    for (args, words) in
+        [(&["node", "list"][..], "who leads is not known"), (&["job", "list"], "cannot be reached")]
+    {
         let (status, _, error) = reknit(&lab, other, args)?;
         ensure!(status == Some(69) && error.contains(words), "{args:?}: {status:?} {error}");
     }

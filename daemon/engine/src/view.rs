@@ -97,6 +97,11 @@ impl State {
         self.jobs.get(name).map(job_view)
     }
 
+    /// Whether the worker is one of the job's that may be alive.
+    pub fn has_worker(&self, job: &JobName, worker: &WorkerKey) -> bool {
+        self.jobs.get(job).is_some_and(|job| job.workers.get(worker).is_some())
+    }
+
     /// In name order, GPUs by index.
     pub fn nodes(&self) -> Vec<NodeView> {
         let nodes = self.cluster.nodes();
