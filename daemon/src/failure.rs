@@ -40,6 +40,11 @@ impl Failure {
         }
     }
 
+    /// The store has no place or no permission for what this daemon writes: that lasts.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::Open(StoreError::Refused { .. }) | Self::Persist(StoreError::Refused { .. }))
+    }
+
     /// As in sysexits.h.
     pub fn exit_code(&self) -> u8 {
         const USAGE: u8 = 64;

@@ -7,7 +7,7 @@ use crate::input::Inputs;
 use crate::rpc;
 use crate::rpc::{Gate, Standing};
 use crate::run::{Coordinator, WATCH_BACKLOG};
-use crate::store::{Connection, Embedded, Etcd, Store, StoreError, Stored};
+use crate::store::{CANNOT_LEAD, Connection, Embedded, Etcd, Store, StoreError, Stored};
 use reknit_engine::State;
 use reknit_layout::Topology;
 use std::convert::Infallible;
@@ -33,6 +33,8 @@ const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two attempts to lead while the store cannot be reached.
 const CAMPAIGN_PAUSE: Duration = Duration::from_millis(200);
+/// To which it doubles while the store refuses this daemon: until somebody does what the log says.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Of one connection. An agent or a worker needs one, a dashboard a handful.
 const STREAMS_PER_CONNECTION: u32 = 128;
 
@@ -71,9 +73,10 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(),
     tracing::info!(address = %bound, "listening");
     let clock = Clock::start();
     let mut reached = false;
+    let mut pause = Duration::ZERO;
     let ended = loop {
         let store = tokio::select! {
-            store = place.lead(&address) => store,
+            store = async { sleep(pause).await; place.lead(&address).await } => store,
             ended = &mut stop => break ended,
         };
         let store = match store {
@@ -84,11 +87,10 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(),
                 if !(reached && error.passes()) {
                     break Err(Failure::Open(error));
                 }
-                tracing::warn!(%error, "cannot lead; trying again");
-                tokio::select! {
-                    () = sleep(CAMPAIGN_PAUSE) => continue,
-                    ended = &mut stop => break ended,
-                }
+                place.complain(&error);
+                let refused = matches!(error, StoreError::Refused { .. });
+                pause = if refused { longer(pause) } else { CAMPAIGN_PAUSE };
+                continue;
             }
         };
         reached = true;
@@ -98,6 +100,7 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(),
         match ended {
             Err(failure) if failure.ends_leadership() => {
                 tracing::warn!(%failure, "in stand-by; workers go on training");
+                pause = if failure.is_refusal() { longer(pause) } else { Duration::ZERO };
             }
             Ok(()) | Err(_) => break ended,
         }
@@ -112,6 +115,10 @@ pub async fn serve(config: Config, stop: impl Future<Output = ()>) -> Result<(),
         Err(_) => tracing::warn!("some calls did not end in time and are cut off"),
     }
     ended
+}
+
+fn longer(pause: Duration) -> Duration {
+    (pause * 2).clamp(CAMPAIGN_PAUSE, LONGEST_PAUSE)
 }
 
 /// From the store's contents to the end of the leadership.
@@ -203,6 +210,14 @@ impl StorePlace {
         match self {
             Self::Embedded(_) => None,
             Self::Etcd(stored) => Some(stored.clone()),
+        }
+    }
+
+    /// This daemon cannot lead now, and tries again.
+    fn complain(&self, error: &StoreError) {
+        match self {
+            Self::Embedded(_) => tracing::warn!(%error, "{CANNOT_LEAD}"),
+            Self::Etcd(stored) => stored.connection.complain(CANNOT_LEAD, error),
         }
     }
 

@@ -6,7 +6,7 @@ mod record;
 mod value;
 
 pub use embedded::Embedded;
-pub use etcd::{Connection, Etcd, Leader, Stored};
+pub use etcd::{CANNOT_LEAD, Connection, Etcd, Leader, Stored};
 
 use async_trait::async_trait;
 use reknit_engine::{Incident, JobRecord};

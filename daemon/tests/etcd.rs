@@ -163,8 +163,15 @@ async fn a_short_silence_of_etcd_is_outlived_and_a_long_one_ends_the_leadership(
     let refused = submit_refused(&daemon, "late").await;
     assert!(refused.message().contains("who leads is not known"), "{refused}");
     assert!(refused.message().contains(&etcd.endpoint), "{refused}");
+    let line = daemon.wait_for_log("no quorum or cannot be reached");
+    assert!(line.contains(&etcd.endpoint) && line.contains("training goes on"), "{line}");
+    // Two tries more, of which nothing is said.
+    let began = daemon.log.len();
+    tokio::time::sleep(Duration::from_secs(5)).await;
     etcd.signal(Signal::CONT);
     daemon.wait_until_serving();
+    let said: Vec<_> = daemon.log[began..].iter().filter(|line| line.contains("WARN")).collect();
+    assert!(said.is_empty(), "{said:#?}");
     assert_eq!(job_names(&mut daemon.admin().await).await, ["patient"]);
 }
 
@@ -272,6 +279,46 @@ async fn leaders(client: &mut etcd_client::Client) -> Vec<String> {
     let found = client.get("/reknit/leader/", Some(oldest_first)).await.unwrap();
     let leased = found.kvs().iter().filter(|kv| kv.lease() != 0);
     leased.map(|kv| kv.key_str().unwrap().to_owned()).collect()
+}
+
+/// Refused at once, a daemon could try a hundred times in a second; and it is as good as any when there is room again.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_etcd_that_is_full_is_complained_of_now_and_again() {
+    use etcd_client::{AlarmAction, AlarmOptions, AlarmType, CompactionOptions, DeleteOptions};
+    let etcd = EtcdServer::start_plain(&["--quota-backend-bytes", "16777216"]).await;
+    let mut client = etcd.client().await.unwrap();
+    let mut daemon = etcd.daemon();
+    daemon.wait_until_serving();
+    let mut number = 0;
+    let full = loop {
+        if let Err(error) = client.put(format!("/fill/{number}"), vec![7; 1 << 20], None).await {
+            break error.to_string();
+        }
+        number += 1;
+    };
+    assert!(full.contains("database space exceeded"), "{full}");
+    let began = daemon.log.len();
+    let refused = submit_refused(&daemon, "one").await;
+    assert_eq!(refused.code(), tonic::Code::Unavailable, "{refused}");
+    daemon.wait_for_log("cannot lead");
+    // For as long as that lasts.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+
+    let all = DeleteOptions::new().with_prefix();
+    let deleted = client.delete("/fill/", Some(all)).await.unwrap();
+    let physically = Some(CompactionOptions::new().with_physical());
+    client.compact(deleted.header().unwrap().revision(), physically).await.unwrap();
+    client.defragment().await.unwrap();
+    let member = deleted.header().unwrap().member_id();
+    let mut of_member = AlarmOptions::new();
+    of_member.with_member(member);
+    client.alarm(AlarmAction::Deactivate, AlarmType::Nospace, Some(of_member)).await.unwrap();
+    daemon.wait_until_serving();
+    let said = daemon.log[began..].iter().filter(|line| line.contains("database space exceeded"));
+    let said: Vec<_> = said.collect();
+    // The write, the end of the leadership, and that none can begin.
+    assert_eq!(said.len(), 3, "{said:#?}");
+    submit(&mut daemon.admin().await, "one").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,12 +1,13 @@
 //! In etcd, for several daemons: one leads, the others wait for its lease to end.
 
+mod complaints;
 mod connection;
 mod election;
 mod lease;
 mod problem;
 mod stored;
 
-pub use connection::Connection;
+pub use connection::{CANNOT_LEAD, Connection};
 pub use stored::{Leader, Stored};
 
 use super::record::encode_job;
@@ -138,7 +139,7 @@ impl Etcd {
                 Ok(Err(error)) => connection.place.problem(&error),
                 Err(_) => connection.place.silent(),
             };
-            tracing::warn!(%problem, "a write failed; trying again");
+            connection.complain("a write failed", &problem);
             if Instant::now() + RETRY_WAIT >= deadline {
                 return Err(problem);
             }

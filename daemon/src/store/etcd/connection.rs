@@ -1,17 +1,21 @@
 //! How etcd is reached.
 
 use super::RETRY_WAIT;
+use super::complaints::Complaints;
 use super::problem::Place;
 use crate::config::{ConfigError, EtcdConfig};
 use crate::store::StoreError;
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const ASK_LIMIT: Duration = Duration::from_secs(10);
+/// What fails when a daemon cannot even see who leads.
+pub const CANNOT_LEAD: &str = "cannot lead";
 
 /// The members of the cluster and what opens them. It has no connection of its own: each is made where it is used.
 #[derive(Clone)]
@@ -21,6 +25,8 @@ pub struct Connection {
     pub(super) lease_time: Duration,
     endpoints: Vec<String>,
     options: ConnectOptions,
+    /// One for all copies.
+    complaints: Arc<Complaints>,
 }
 
 /// Without what is secret.
@@ -72,6 +78,7 @@ impl Connection {
             lease_time: config.lease_time(),
             endpoints: config.endpoints.clone(),
             options,
+            complaints: Arc::default(),
         })
     }
 
@@ -103,6 +110,24 @@ impl Connection {
                 }
                 answer => return answer,
             }
+        }
+    }
+
+    /// A line in the log, unless the same was said just now. `what` failed, and the daemon tries again.
+    pub fn complain(&self, what: &'static str, error: &StoreError) {
+        if !self.complaints.is_due(what, error, Instant::now()) {
+            return;
+        }
+        match error {
+            StoreError::Unreachable { problem, remedy, .. } => {
+                let members = self.endpoints.join(",");
+                tracing::warn!(
+                    problem,
+                    remedy,
+                    "{what}: etcd has no quorum or cannot be reached ({members}); training goes on"
+                );
+            }
+            other => tracing::warn!(error = %other, "{what}; trying again, and training goes on"),
         }
     }
 

@@ -3,7 +3,7 @@
 //! The same keys as those of etcd's own election, whose call is not used: it lasts as long as another daemon leads, and
 //! when the token it was begun with has ended it sees nothing any more.
 
-use super::connection::Connection;
+use super::connection::{CANNOT_LEAD, Connection};
 use crate::store::StoreError;
 use etcd_client::{
     Compare, CompareOp, GetOptions, KeyValue, KvClient, PutOptions, SortOrder, SortTarget, Txn, TxnOp,
@@ -59,7 +59,7 @@ pub(super) async fn campaign(
             }
             Err(error) => match connection.place.problem(&error) {
                 refused @ StoreError::Refused { .. } => return Err(refused),
-                problem => tracing::warn!(key, %problem, "cannot see who leads; trying again"),
+                problem => connection.complain(CANNOT_LEAD, &problem),
             },
         }
         sleep(PAUSE).await;

@@ -145,7 +145,8 @@ async fn keep_lease(
             }
             Ok(Ok(ended)) => break ended,
             Ok(Err(error)) => {
-                tracing::warn!(%error, "the lease was not confirmed; trying again");
+                let problem = connection.place.problem(&error);
+                connection.complain("the lease was not confirmed", &problem);
                 stream = None;
                 sleep(RETRY_WAIT).await;
             }
