@@ -321,6 +321,26 @@ async fn an_etcd_that_is_full_is_complained_of_now_and_again() {
     submit(&mut daemon.admin().await, "one").await;
 }
 
+/// With a lease that outlives the test, in the middle of a write that nobody answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_lease_makes_no_daemon_deaf() {
+    let etcd = EtcdServer::start().await;
+    let arguments = ["--listen", "127.0.0.1:0", "--store", "etcd", "--endpoints", &etcd.endpoint];
+    let mut daemon = Daemon::spawn(&[&arguments[..], &["--etcd-lease-seconds", "3600"]].concat());
+    daemon.wait_until_serving();
+    let mut admin = daemon.admin().await;
+    etcd.signal(Signal::STOP);
+    let job_toml = support::job_file("one");
+    let asked = Instant::now();
+    let write = tokio::spawn(async move { admin.submit_job(v1::SubmitJobRequest { job_toml }).await });
+    daemon.wait_for_log("a write failed");
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.exit().0, 0);
+    println!("stopped after {:?}", asked.elapsed());
+    assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
+    write.await.unwrap().unwrap_err();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_etcd_that_is_not_there_is_named_and_status_69() {
     let nobody = free_url();

@@ -28,6 +28,8 @@ use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 
 const RETRY_WAIT: Duration = Duration::from_millis(50);
+/// The loop waits for its writes, deaf to stops and to the end of its leadership: not for longer, however long the lease.
+const WRITE_LIMIT: Duration = Duration::from_secs(3);
 const FORMAT_KEY: &str = "format";
 const TERM_KEY: &str = "term";
 const REMEDY: &str = "restore etcd from a snapshot, or give another --etcd-prefix to start with no jobs";
@@ -106,9 +108,9 @@ impl Etcd {
             ])
             .and_then([write].into_iter().chain(removal).collect::<Vec<_>>())
             .or_else([TxnOp::get(self.leader.key.clone(), None), TxnOp::get(full.clone(), None)]);
-        let deadline = Instant::now() + self.connection.lease_time;
+        let limit = self.connection.lease_time.min(WRITE_LIMIT);
         let bytes = value.len();
-        let response = self.commit(&mut kept.client, transaction, deadline).await?.ok_or_else(|| {
+        let response = self.commit(&mut kept.client, transaction, limit).await?.ok_or_else(|| {
             StoreError::TooLarge { place: format!("{full} in {}", self.connection.place.name), bytes }
         })?;
         let revision = if response.succeeded() {
@@ -123,17 +125,19 @@ impl Etcd {
         Ok(())
     }
 
-    /// Tries until the deadline. A try whose answer was lost may have been carried out: [`Self::explain`] sees that.
+    /// Tries within the limit, each time for a third of it: one member may be silent. A try whose answer was lost may have been carried out: [`Self::explain`] sees that.
     /// `None` when etcd takes nothing that is so large.
     async fn commit(
         &self,
         client: &mut KvClient,
         transaction: Txn,
-        deadline: Instant,
+        limit: Duration,
     ) -> Result<Option<TxnResponse>, StoreError> {
         let connection = &self.connection;
+        let deadline = Instant::now() + limit;
         loop {
-            let problem = match timeout_at(deadline, client.txn(transaction.clone())).await {
+            let patience = deadline.min(Instant::now() + limit / 3);
+            let problem = match timeout_at(patience, client.txn(transaction.clone())).await {
                 Ok(Ok(response)) => return Ok(Some(response)),
                 Ok(Err(error)) if is_too_large(&error) => return Ok(None),
                 Ok(Err(error)) => connection.place.problem(&error),

@@ -82,9 +82,10 @@ impl Connection {
         })
     }
 
-    /// A call takes at most a third of the lease: there is time for another try, at another member.
+    /// A call takes at most a third of the lease, and of what is waited at all: there is time for another try, at another
+    /// member.
     pub(super) async fn prompt(&self) -> Result<Client, StoreError> {
-        self.connect(self.options.clone().with_timeout(self.lease_time / 3)).await
+        self.connect(self.options.clone().with_timeout(self.lease_time.min(ASK_LIMIT) / 3)).await
     }
 
     /// For calls that last.
