@@ -86,7 +86,10 @@ async fn a_standby_answers_what_is_stored_and_points_to_the_leader() -> Result<(
         Ok(etcd.get("/reknit/leader/", Some(candidates)).await?.count() == 1)
     })
     .await?;
-    etcd.put("/reknit/leader/0", dead, None).await?;
+    // A key without a lease would be no candidate's.
+    let lease = etcd.lease_grant(600, None).await?.id();
+    let held = etcd_client::PutOptions::new().with_lease(lease);
+    etcd.put("/reknit/leader/0", dead, Some(held)).await?;
     lab.spawn_daemon(other)?;
     eventually("it to stand by", async || Ok(lab.admin_of(other).await.is_ok())).await?;
     lab.signal_daemon_at(leader, Signal::TERM)?;
