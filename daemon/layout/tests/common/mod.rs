@@ -172,7 +172,7 @@ impl Cluster {
 
     pub fn newest(&self) -> Step {
         let live = self.holdings.values().filter(|holding| !holding.is_empty());
-        live.map(|holding| holding.step).max().unwrap()
+        live.map(|holding| holding.step).max().unwrap_or_default()
     }
 
     /// Growth ends where it began, whatever came between.
