@@ -103,17 +103,12 @@ impl Coordinator {
             // What has come before the deadline is heard before it passes. A flood of inputs does not put it off: the engine
             // sees the time at which each of them came.
             let due = deadline.map(|deadline| Instant::now() + self.clock.until(deadline));
+            let due = due.map(|due| due.max(earliest_tick));
             // Whoever waits for longer than this did not run.
             let pulse = Instant::now() + PULSE;
             let in_time = move || {
                 let late = pulse.elapsed();
                 if late > limit { Err(Failure::StoodStill { late, limit }) } else { Ok(()) }
-            };
-            let tick = async {
-                match due {
-                    Some(due) => sleep_until(due.max(earliest_tick)).await,
-                    None => std::future::pending().await,
-                }
             };
             tokio::select! {
                 biased;
@@ -127,13 +122,14 @@ impl Coordinator {
                     }
                     None => return Ok(()),
                 },
-                () = tick => {
+                () = sleep_until(due.map_or(pulse, |due| due.min(pulse))) => {
                     in_time()?;
-                    self.now = self.now.max(self.clock.now());
-                    self.feed(Event::Tick).await?;
-                    earliest_tick = Instant::now() + TICK_PAUSE;
+                    if due.is_some_and(|due| due <= Instant::now()) {
+                        self.now = self.now.max(self.clock.now());
+                        self.feed(Event::Tick).await?;
+                        earliest_tick = Instant::now() + TICK_PAUSE;
+                    }
                 }
-                () = sleep_until(pulse) => in_time()?,
             }
         }
     }

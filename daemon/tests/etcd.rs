@@ -17,8 +17,7 @@ async fn a_standby_takes_over_when_the_leader_is_killed_and_at_once_when_it_stop
     first.wait_until_serving();
     submit(&mut first.admin().await, "one").await;
     let mut second = etcd.daemon();
-    second.wait_until_listening();
-    second.wait_for_log("waiting to lead");
+    second.wait_until_standing_by();
     let leader = format!("http://{}", first.address);
     let mut waiting = second.admin().await;
     assert_eq!(job_names(&mut waiting).await, ["one"], "read from the store");
@@ -228,8 +227,7 @@ async fn a_leader_whose_key_is_deleted_or_replaced_stands_by_and_one_leads() {
     let mut old = start();
     old.wait_until_serving();
     let mut new = start();
-    new.wait_until_listening();
-    new.wait_for_log("waiting to lead");
+    new.wait_until_standing_by();
     for way in ["deleted", "overwritten", "replaced"] {
         let key = leaders(&mut client).await.remove(0);
         let done = Instant::now();

@@ -135,8 +135,7 @@ async fn daemons_lead_stand_by_and_write_long_after_their_tokens_ended() {
     let mut admin = first.admin().await;
     submit(&mut admin, "one").await;
     let mut second = guarded.daemon(&[]);
-    second.wait_until_listening();
-    second.wait_for_log("waiting to lead");
+    second.wait_until_standing_by();
 
     // What is tested is that time.
     tokio::time::sleep(Duration::from_secs(4)).await;

@@ -114,8 +114,7 @@ async fn a_standby_tells_of_damage_and_does_not_lead_over_it() {
     first.wait_until_serving();
     submit(&mut first.admin().await, "one").await;
     let mut second = etcd.daemon();
-    second.wait_until_listening();
-    second.wait_for_log("waiting to lead");
+    second.wait_until_standing_by();
     put(&mut client, "jobs/one", "garbage").await;
 
     let mut waiting = second.admin().await;

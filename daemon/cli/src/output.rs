@@ -36,6 +36,11 @@ pub(crate) fn print_lines(lines: &[String]) -> Result<(), Failure> {
     }
 }
 
+/// A dash for what there is none of.
+pub(crate) fn or_none(text: &str) -> String {
+    if text.is_empty() { "-".to_owned() } else { text.to_owned() }
+}
+
 /// `2026-11-30T03:13:18.123Z` for microseconds since the Unix epoch.
 pub(crate) fn time_text(us: u64) -> String {
     humantime::format_rfc3339_millis(time(us)).to_string()

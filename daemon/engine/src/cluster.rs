@@ -12,7 +12,7 @@ pub(crate) struct Cluster {
     /// Taken out until an operator takes them back.
     pub(crate) drained: BTreeMap<GpuId, DrainedBy>,
     /// Workers that agents run while no job is known at all: they are left alone until there is one.
-    pub(crate) strangers: BTreeMap<(JobName, WorkerKey), NodeName>,
+    pub(crate) strangers: BTreeMap<NodeName, BTreeSet<(JobName, WorkerKey)>>,
     /// As an operator describes it, with the GPUs' nominal names.
     pub(crate) described: Topology,
     /// Who lists each GPU: one node, but for one that moved while its old node was away.

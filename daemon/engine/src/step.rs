@@ -251,7 +251,7 @@ impl Engine<'_> {
         let now = self.now;
         self.announce_return(node);
         self.cluster.agent_connected(now, node, gpus);
-        self.cluster.strangers.retain(|_, at| at != node);
+        self.cluster.strangers.remove(node);
         self.on_each(|job, ctx| job.agent_listed(ctx, node, &workers));
         for (name, key, pid) in workers {
             let known = self.on(&name, |job, _| {
@@ -266,7 +266,7 @@ impl Engine<'_> {
                 plausible
             });
             if self.jobs.is_empty() {
-                self.cluster.strangers.insert((name, key), node.clone());
+                self.cluster.strangers.entry(node.clone()).or_default().insert((name, key));
             } else if known != Some(true) {
                 let (node, epoch) = (node.clone(), self.last_epoch(&name));
                 self.out.push(Command::Fence { node, job: name, worker: key, epoch });
@@ -300,16 +300,15 @@ impl Engine<'_> {
 
     /// A store that knows no job at all is more likely the wrong one than its cluster's workers are superfluous.
     fn announce_strangers(&mut self, node: &NodeName) {
-        let here = self.cluster.strangers.iter().filter(|(_, at)| *at == node);
-        let jobs: BTreeSet<_> = here.clone().map(|((job, _), _)| job.to_string()).collect();
-        let count = here.count();
-        if count > 0 {
-            let jobs = Vec::from_iter(jobs).join(", ");
-            self.announce(format!(
-                "node {node} runs {count} workers of {jobs}, and this daemon's store knows no job: they are left alone. Start \
-                 reknitd with the store that knows them; the first job that is submitted here ends them"
-            ));
-        }
+        let Some(here) = self.cluster.strangers.get(node) else {
+            return;
+        };
+        let jobs: BTreeSet<_> = here.iter().map(|(job, _)| job.to_string()).collect();
+        let (count, jobs) = (here.len(), Vec::from_iter(jobs).join(", "));
+        self.announce(format!(
+            "node {node} runs {count} workers of {jobs}, and this daemon's store knows no job: they are left alone. Start \
+             reknitd with the store that knows them; the first job that is submitted here ends them"
+        ));
     }
 
     /// A worker that belongs to nothing: told to leave, and killed.
@@ -354,8 +353,9 @@ impl Engine<'_> {
         job.record.phase = Phase::Pending;
         self.out.push(Command::Persist(Box::new(job.record.clone())));
         self.jobs.insert(name, job);
-        for ((job, worker), node) in std::mem::take(&mut self.cluster.strangers) {
-            self.out.push(Command::Fence { node, job, worker, epoch: Epoch(0) });
+        for (node, workers) in std::mem::take(&mut self.cluster.strangers) {
+            let fence = |(job, worker)| Command::Fence { node: node.clone(), job, worker, epoch: Epoch(0) };
+            self.out.extend(workers.into_iter().map(fence));
         }
     }
 

@@ -110,9 +110,10 @@ impl Etcd {
             .or_else([TxnOp::get(self.leader.key.clone(), None), TxnOp::get(full.clone(), None)]);
         let limit = self.connection.lease_time.min(WRITE_LIMIT);
         let bytes = value.len();
-        let response = self.commit(&mut kept.client, transaction, limit).await?.ok_or_else(|| {
-            StoreError::TooLarge { place: format!("{full} in {}", self.connection.place.name), bytes }
-        })?;
+        let response = self
+            .commit(&mut kept.client, transaction, limit)
+            .await?
+            .ok_or_else(|| StoreError::TooLarge { place: self.connection.at(&key), bytes })?;
         let revision = if response.succeeded() {
             response.header().map_or(0, |header| header.revision())
         } else {

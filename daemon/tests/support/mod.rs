@@ -70,6 +70,12 @@ impl Daemon {
         self.wait_until_reached("listening");
     }
 
+    /// In stand-by, while another one leads.
+    pub fn wait_until_standing_by(&mut self) {
+        self.wait_until_listening();
+        self.wait_for_log("waiting to lead");
+    }
+
     fn wait_until_reached(&mut self, text: &str) {
         let line = self.wait_for_log(text);
         let line: serde_json::Value = serde_json::from_str(&line).unwrap();

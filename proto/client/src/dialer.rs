@@ -136,7 +136,7 @@ impl Dialer {
             // The others would only point to it.
             return sleep(LONGEST_PAUSE).await;
         }
-        match self.daemons.failed(ended.leader()) {
+        match self.daemons.failed(ended.status().and_then(leader)) {
             Next::AtOnce => {}
             Next::AfterAPause => {
                 sleep(self.pause).await;
@@ -151,25 +151,10 @@ impl Dialer {
 }
 
 impl Ended {
-    /// The daemon that leads wants none of this, such as a second agent under one name: the same again would be refused again,
-    /// until something else changes.
-    fn is_the_leaders_word(&self) -> bool {
+    /// What the daemon said.
+    fn status(&self) -> Option<&Status> {
         match self {
-            Self::Status(status) => matches!(status.code(), Code::AlreadyExists | Code::InvalidArgument),
-            Self::Connect(_)
-            | Self::NoWelcome
-            | Self::NotWelcome
-            | Self::Stale
-            | Self::Closed
-            | Self::Here(_)
-            | Self::Over => false,
-        }
-    }
-
-    /// Where the daemon says that the leader is.
-    fn leader(&self) -> Option<&str> {
-        match self {
-            Self::Status(status) => leader(status),
+            Self::Status(status) => Some(status),
             Self::Connect(_)
             | Self::NoWelcome
             | Self::NotWelcome
@@ -178,6 +163,13 @@ impl Ended {
             | Self::Here(_)
             | Self::Over => None,
         }
+    }
+
+    /// The daemon that leads wants none of this, such as a second agent under one name: the same again would be refused again,
+    /// until something else changes.
+    fn is_the_leaders_word(&self) -> bool {
+        self.status()
+            .is_some_and(|status| matches!(status.code(), Code::AlreadyExists | Code::InvalidArgument))
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::Remote;
 use crate::admin::{Asked, Until, ask_each};
 use crate::failure::Failure;
+use crate::output::or_none;
 use crate::table::Table;
 use reknit_proto::v1::daemon::Role;
 use serde_json::{Value, json};
@@ -44,7 +45,6 @@ fn role(role: Role) -> &'static str {
 
 fn as_table(asked: &[Asked]) -> Table {
     let mut table = Table::new(["DAEMON", "ROLE", "TERM", "LEADER", "NOTE"]);
-    let or_none = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
     for Asked { address, answer } in asked {
         let row = match answer {
             Ok((_, daemon)) => {

@@ -6,7 +6,7 @@ use super::job::tell_if_stored;
 use crate::Remote;
 use crate::admin::{connect, refused};
 use crate::failure::Failure;
-use crate::output::{Format, print_lines, second_text};
+use crate::output::{Format, or_none, print_lines, second_text};
 use crate::table::Table;
 use reknit_proto::v1::{GetJobRequest, Incident, Job, ListIncidentsRequest};
 use serde_json::{Value, json};
@@ -119,10 +119,6 @@ fn gpu(incident: &Incident) -> String {
         Some(_) | None if !incident.node.is_empty() => incident.node.clone(),
         Some(_) | None => incident.gpu.clone(),
     }
-}
-
-fn or_none(text: &str) -> String {
-    if text.is_empty() { "-".to_owned() } else { text.to_owned() }
 }
 
 fn shortened(text: &str) -> String {

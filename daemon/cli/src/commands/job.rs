@@ -2,7 +2,7 @@
 
 use crate::admin::{connect, refused};
 use crate::failure::Failure;
-use crate::output::print_lines;
+use crate::output::{or_none, print_lines};
 use crate::table::Table;
 use crate::{Format, Remote, files, tell};
 use reknit_layout::{JobSpec, Layout};
@@ -219,7 +219,7 @@ fn workers(job: &Job) -> Table {
     let mut table = Table::new(["PLACE", "NODE", "GPU", "PID", "STATE"]);
     for worker in &job.workers {
         table.row([
-            if worker.place.is_empty() { "-".to_owned() } else { worker.place.clone() },
+            or_none(&worker.place),
             worker.node.clone(),
             worker.worker.as_ref().map_or("-".to_owned(), |key| key.gpu.clone()),
             worker.pid.to_string(),

@@ -13,8 +13,7 @@ impl Job {
         let Some(own) = layout.group(place.replica, place.stage).map(|group| group.owned(place.slot)) else {
             return true;
         };
-        let holds =
-            |key: &WorkerKey| key != worker && self.workers.get(key).is_some_and(|worker| worker.alive());
+        let holds = |key: &WorkerKey| key != worker && self.workers.is_alive(key);
         let peers: Vec<_> = layout.groups.iter().filter(|group| group.stage == place.stage).collect();
         // Any whole group holds all of the stage.
         let mut others =

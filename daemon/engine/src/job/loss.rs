@@ -125,8 +125,7 @@ impl Job {
     ) {
         // While rebuilding, the Quiesced that follows counts: it says what is held.
         let paused = matches!(&self.stage, Stage::Closing(Closing { paused: true, .. }));
-        let member = epoch == self.epoch() && self.is_member(key);
-        if self.trains_under(epoch, key) || (paused && member) {
+        if (self.running() || paused) && epoch == self.epoch() && self.is_member(key) {
             self.suspect_plane(ctx, key, peer, reason);
         }
     }

@@ -179,8 +179,7 @@ impl Job {
         self.set_phase(ctx, Phase::Quiescing, reason);
         self.persist(ctx);
         let present: BTreeSet<_> = self.workers.keys().cloned().collect();
-        let lost = |key: &WorkerKey| self.workers.get(key).is_none_or(|worker| !worker.alive());
-        let lost: Vec<_> = self.members().into_iter().filter(lost).collect();
+        let lost: Vec<_> = self.members().into_iter().filter(|key| !self.workers.is_alive(key)).collect();
         self.stage = Stage::Closing(Closing {
             epoch: self.record.last_epoch,
             paused: false,

@@ -71,12 +71,10 @@ impl Job {
         }
         for gpu in &leaving {
             let cause = ctx.cluster.gpu(gpu).map(|(_, _, gpu)| gpu.cause.as_str());
-            let signal = match cause {
-                Some(cause) if !ctx.cluster.drained.contains_key(gpu) => format!("drain: {cause}"),
-                Some(_) | None => match ctx.cluster.drained.get(gpu) {
-                    Some(DrainedBy::Policy) => "drain by policy: it is a straggler".to_owned(),
-                    Some(DrainedBy::Operator) | None => "drain".to_owned(),
-                },
+            let signal = match (ctx.cluster.drained.get(gpu), cause) {
+                (Some(DrainedBy::Policy), _) => "drain by policy: it is a straggler".to_owned(),
+                (Some(DrainedBy::Operator), _) | (None, None) => "drain".to_owned(),
+                (None, Some(cause)) => format!("drain: {cause}"),
             };
             self.plan_change(ctx, gpu, &signal);
         }

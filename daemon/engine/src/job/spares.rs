@@ -55,9 +55,8 @@ impl Job {
             return;
         }
         let unseated = |(key, place): &(&WorkerKey, &Place)| self.record.places.get(place) != Some(&key.gpu);
-        let stays = |(key, _): &(&WorkerKey, &Place)| {
-            ctx.cluster.may_train(&key.gpu) && self.workers.get(key).is_some_and(|worker| worker.alive())
-        };
+        let stays =
+            |(key, _): &(&WorkerKey, &Place)| ctx.cluster.may_train(&key.gpu) && self.workers.is_alive(key);
         let stay = self.members.iter().filter(unseated).filter(stays);
         let stay: Vec<(Place, GpuId)> = stay.map(|(key, place)| (*place, key.gpu.clone())).collect();
         for (place, gpu) in &stay {
@@ -110,8 +109,7 @@ impl Job {
         }
         let mut used = BTreeSet::new();
         for ((replica, stage), lost) in groups {
-            let [first, last] =
-                [0, u32::MAX].map(|slot| Place { replica, stage, slot: reknit_layout::Slot(slot) });
+            let [first, last] = [0, u32::MAX].map(|slot| Place::new(replica.0, stage.0, slot));
             let members = self.record.places.range(first..=last);
             let whole = lost.len() == members.clone().count();
             let mut living = members.filter(|(place, _)| whole || !gone.contains(*place));

@@ -224,6 +224,11 @@ impl Workers {
         self.all.keys()
     }
 
+    /// There, and neither leaving nor being killed.
+    pub(crate) fn is_alive(&self, key: &WorkerKey) -> bool {
+        self.get(key).is_some_and(Worker::alive)
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }

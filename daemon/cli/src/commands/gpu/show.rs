@@ -7,7 +7,7 @@ use super::jobs;
 use crate::Remote;
 use crate::admin::{Admin, refused};
 use crate::failure::Failure;
-use crate::output::{Format, print_lines, time_text};
+use crate::output::{Format, or_none, print_lines, time_text};
 use crate::table::Table;
 use reknit_proto::v1::{Job, JobWorker, ListNodesRequest, Node, NodeGpu};
 use serde_json::{Value, json};
@@ -83,8 +83,7 @@ fn as_lines(node: &Node, gpu: &NodeGpu, workers: &[(&Job, &JobWorker)], now_us: 
     ];
     let mut table = Table::plain();
     for (name, value) in rows {
-        let value = if value.is_empty() { "-".to_owned() } else { value };
-        table.row([name.to_owned(), value]);
+        table.row([name.to_owned(), or_none(&value)]);
     }
     table.lines()
 }

@@ -1,7 +1,7 @@
 //! `reknit incidents JOB --id N`: everything of one.
 
-use super::{gpu, milliseconds, or_none};
-use crate::output::{bytes_text, time_text};
+use super::{gpu, milliseconds};
+use crate::output::{bytes_text, or_none, time_text};
 use crate::table::Table;
 use reknit_proto::v1::Incident;
 
