@@ -126,8 +126,8 @@ impl Etcd {
         Ok(())
     }
 
-    /// Tries within the limit, each time for a third of it: one member may be silent. A try whose answer was lost may have been carried out: [`Self::explain`] sees that.
-    /// `None` when etcd takes nothing that is so large.
+    /// Tries within the limit, each time for a third of it: one member may be silent. A try whose answer was lost may have
+    /// been carried out: [`Self::explain`] sees that. `None` when etcd takes nothing that is so large.
     async fn commit(
         &self,
         client: &mut KvClient,
@@ -136,18 +136,22 @@ impl Etcd {
     ) -> Result<Option<TxnResponse>, StoreError> {
         let connection = &self.connection;
         let deadline = Instant::now() + limit;
+        let mut known = None;
         loop {
             let patience = deadline.min(Instant::now() + limit / 3);
             let problem = match timeout_at(patience, client.txn(transaction.clone())).await {
                 Ok(Ok(response)) => return Ok(Some(response)),
                 Ok(Err(error)) if is_too_large(&error) => return Ok(None),
                 Ok(Err(error)) => connection.place.problem(&error),
+                // The last try may have had no time for an answer: it tells nothing new.
+                Err(_) if patience == deadline => known.take().unwrap_or_else(|| connection.place.silent()),
                 Err(_) => connection.place.silent(),
             };
             connection.complain("a write failed", &problem);
             if Instant::now() + RETRY_WAIT >= deadline {
                 return Err(problem);
             }
+            known = Some(problem);
             sleep(RETRY_WAIT).await;
         }
     }
