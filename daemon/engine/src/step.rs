@@ -8,7 +8,7 @@ use crate::state::{Ctx, State};
 use crate::{
     Command, DrainedBy, Event, GpuReport, Incident, JobName, JobRecord, NodeLink, Phase, Time, Timeouts,
 };
-use reknit_layout::{Epoch, JobSpec, NodeName, WorkerKey};
+use reknit_layout::{Epoch, GpuId, JobSpec, NodeName, WorkerKey};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Takes in one event, seen at `now`, and returns what is to be done, in order.
@@ -106,10 +106,9 @@ impl Engine<'_> {
     }
 
     fn on_each(&mut self, mut act: impl FnMut(&mut Job, &mut Ctx<'_>)) {
-        let names: Vec<_> = self.jobs.keys().cloned().collect();
-        for name in names {
-            self.on(&name, &mut act);
-        }
+        let (mut ctx, jobs) = self.split();
+        jobs.values_mut().for_each(|job| act(job, &mut ctx));
+        (self.out, self.later) = (ctx.out, ctx.later);
     }
 
     fn stir(&mut self, stir: Stir) {
@@ -406,14 +405,15 @@ impl Engine<'_> {
     }
 
     fn advance(&mut self) {
-        let names: Vec<_> = self.jobs.keys().cloned().collect();
-        for name in names {
-            // Taken out, so that it can ask the others which GPUs they have.
-            let Some(mut job) = self.jobs.remove(&name) else { continue };
-            let (mut ctx, others) = self.split();
-            job.advance(&mut ctx, &|gpu| others.values().any(|other| other.has_gpu(gpu)));
-            (self.out, self.later) = (ctx.out, ctx.later);
-            self.jobs.insert(name, job);
+        let (mut ctx, jobs) = self.split();
+        let mut jobs: Vec<&mut Job> = jobs.values_mut().collect();
+        for index in 0..jobs.len() {
+            // Each asks the others which GPUs they have.
+            let (before, rest) = jobs.split_at_mut(index);
+            let Some((job, after)) = rest.split_first_mut() else { break };
+            let taken = |gpu: &GpuId| before.iter().chain(&*after).any(|other| other.has_gpu(gpu));
+            job.advance(&mut ctx, &taken);
         }
+        (self.out, self.later) = (ctx.out, ctx.later);
     }
 }
