@@ -95,6 +95,8 @@ pub trait Work: Send {
     /// Waits for the end. The buffer comes back only if the operation finished on this rank, the group was not
     /// aborted, and the deadline given at submission was kept. `Send` and `Barrier` give back an empty buffer.
     fn wait(self: Box<Self>) -> Result<Buffer, PlaneError>;
+    /// [`Work::wait`] would return at once. Never blocks.
+    fn is_done(&self) -> bool;
 }
 
 pub trait Group: Send {

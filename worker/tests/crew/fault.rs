@@ -50,6 +50,10 @@ impl Tally {
 
 #[derive(Debug, Default)]
 pub(crate) struct Trigger {
+    /// The operations submitted so far: the group's name and the operation's.
+    pub(crate) log: Mutex<Vec<(String, &'static str)>>,
+    /// No operation seems done before it is waited for.
+    pub(crate) blind: AtomicBool,
     pub(crate) fault: Mutex<Option<Fault>>,
     pub(crate) seen: AtomicU64,
     pub(crate) fired: AtomicBool,
@@ -120,7 +124,11 @@ impl Group for FaultGroup {
 
     fn submit(&mut self, op: Op, deadline: Duration) -> Box<dyn Work> {
         let lost = || PlaneError::Aborted { group: self.name.clone(), reason: AbortReason::Leaving };
+        self.trigger.log.lock().unwrap().push((self.name.clone(), name(&op)));
         match self.trigger.due(&self.name, &op) {
+            None if self.trigger.blind.load(Ordering::SeqCst) => {
+                Box::new(Blind(self.group.submit(op, deadline)))
+            }
             None => self.group.submit(op, deadline),
             Some(How::Die) => {
                 self.group.aborter().abort(AbortReason::Leaving);
@@ -146,6 +154,31 @@ impl Group for FaultGroup {
     }
 }
 
+fn name(op: &Op) -> &'static str {
+    match op {
+        Op::AllReduce { .. } => "AllReduce",
+        Op::ReduceScatterV { .. } => "ReduceScatterV",
+        Op::AllGatherV { .. } => "AllGatherV",
+        Op::AllToAllV { .. } => "AllToAllV",
+        Op::Broadcast { .. } => "Broadcast",
+        Op::Send { .. } => "Send",
+        Op::Recv { .. } => "Recv",
+        Op::Barrier => "Barrier",
+    }
+}
+
+struct Blind(Box<dyn Work>);
+
+impl Work for Blind {
+    fn wait(self: Box<Self>) -> Result<Buffer, PlaneError> {
+        self.0.wait()
+    }
+
+    fn is_done(&self) -> bool {
+        false
+    }
+}
+
 struct Failed {
     error: PlaneError,
     first: Option<(Box<dyn Work>, Arc<Trigger>)>,
@@ -158,5 +191,9 @@ impl Work for Failed {
             trigger.commits.wait_for(trigger.wait_for.load(Ordering::SeqCst));
         }
         Err(self.error)
+    }
+
+    fn is_done(&self) -> bool {
+        self.first.as_ref().is_none_or(|(work, _)| work.is_done())
     }
 }

@@ -39,6 +39,10 @@ impl Slot {
         }
     }
 
+    pub(super) fn is_set(&self) -> bool {
+        lock(&self.end).is_some()
+    }
+
     /// `None` when nothing came in time.
     pub(super) fn take(&self, until: Instant) -> Option<End> {
         let mut slot = lock(&self.end);
@@ -191,5 +195,9 @@ impl Work for HostWork {
             (End::Failed, Some(error)) => Err(error),
             (End::Failed, None) => Err(self.shared.io("the group is over")),
         }
+    }
+
+    fn is_done(&self) -> bool {
+        self.slot.is_set() || Instant::now() >= self.deadline + MARGIN
     }
 }

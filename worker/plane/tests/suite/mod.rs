@@ -110,6 +110,7 @@ pub fn conformance(make: impl Fn(usize) -> Vec<Box<dyn Plane>>) {
         ranks(&planes, 1, "f32", all_operations::<f32>);
         ranks(&planes, 1, "f64", all_operations::<f64>);
         ranks(&planes, 2, "queue", queued);
+        done_or_not(&planes);
         two_groups_at_once(&planes);
         refused_operations(&planes);
         mismatches(&planes);
@@ -221,6 +222,27 @@ fn queued(mut group: Box<dyn Group>) {
         exact(work.wait().unwrap(), &expected, "queued all-reduce");
     }
     group.retire();
+}
+
+/// An operation is not done before every rank has come to it, and then it is, without being waited for.
+fn done_or_not(planes: &[Box<dyn Plane>]) {
+    let first_has_looked = Barrier::new(planes.len());
+    ranks(planes, 2, "done", |mut group| {
+        let all_reduce = || Op::AllReduce { reduce: Reduce::Sum, buffer: f32::wrap(vec![1.0; 3]) };
+        if group.rank() == 0 {
+            let work = group.submit(all_reduce(), PATIENCE);
+            assert!(group.size() == 1 || !work.is_done(), "nobody else has come");
+            first_has_looked.wait();
+            run(&mut *group, Op::Barrier);
+            assert!(work.is_done(), "operations run in order");
+            work.wait().unwrap();
+        } else {
+            first_has_looked.wait();
+            run(&mut *group, all_reduce());
+            run(&mut *group, Op::Barrier);
+        }
+        group.retire();
+    });
 }
 
 /// A group whose peer does not come yet must not hold up another.
