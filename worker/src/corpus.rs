@@ -90,7 +90,13 @@ impl Corpus {
             self.read(window_of(self.seed, number, self.windows()) * self.seq_len, &mut bytes)?;
             tokens.extend(bytes.iter().map(|&byte| u32::from(byte)));
         }
-        Ok(Batch { tokens, samples: count, seq_len: self.seq_len as usize })
+        Ok(Batch {
+            tokens,
+            samples: count,
+            seq_len: self.seq_len as usize,
+            seed: self.seed,
+            first_sample: first,
+        })
     }
 
     fn read(&self, mut at: u64, mut out: &mut [u8]) -> Result<(), CorpusError> {

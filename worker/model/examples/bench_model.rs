@@ -50,6 +50,7 @@ fn run(model: &ModelSpec, samples: usize) -> Result<(), Box<dyn std::error::Erro
         tokens: (0..samples * (seq_len + 1)).map(|i| (i * i % 251) as u32).collect(),
         samples,
         seq_len,
+        ..Batch::default()
     };
     let mut best = Duration::MAX;
     let begin = Instant::now();

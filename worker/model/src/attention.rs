@@ -3,7 +3,7 @@
 use crate::Real;
 use crate::cpu::gemm::{View, ViewMut};
 use crate::cpu::kernels::{size, softmax, softmax_backward};
-use crate::linear::Extents;
+use crate::linear::{Extents, add_weight_gradients};
 use crate::pass::{Extent, Scratch};
 use crate::shard::AxisShard;
 
@@ -140,11 +140,10 @@ pub(crate) fn forward<T: Real>(
     axis.output.contract(Extents { tokens, rows: narrow, hidden }, mixed, out);
 }
 
-/// Adds the gradients of the weights and writes this rank's part of the gradient of `normed`, to be summed over the group.
+/// Writes this rank's part of the gradient of `normed`, to be summed over the group. [`weight_gradients`] is to follow.
 pub(crate) fn backward<T: Real>(
     extent: &Extent<'_, T>,
-    axis: &mut AxisShard<T>,
-    normed: &[T],
+    axis: &AxisShard<T>,
     saved: &Saved<T>,
     d_out: &[T],
     scratch: &mut Scratch<T>,
@@ -152,11 +151,11 @@ pub(crate) fn backward<T: Real>(
     let (tokens, seq_len, hidden) = (extent.tokens(), extent.seq_len, extent.shape.hidden);
     let heads = Heads::new(extent, axis);
     let (wide, narrow, dim) = (heads.qkv_width(), heads.mixed_width(), heads.dim);
-    let Saved { qkv, probabilities, mixed } = saved;
+    let Saved { qkv, probabilities, .. } = saved;
     let Scratch { d_normed, d_wide: d_qkv, d_narrow: d_mixed, d_square } = scratch;
 
     size(d_mixed, tokens * narrow);
-    axis.output.contract_backward(Extents { tokens, rows: narrow, hidden }, mixed, d_out, d_mixed);
+    axis.output.contract_d_x(Extents { tokens, rows: narrow, hidden }, d_out, d_mixed);
 
     size(d_qkv, tokens * wide);
     d_qkv.fill(T::ZERO);
@@ -204,5 +203,23 @@ pub(crate) fn backward<T: Real>(
     heads.turn(d_qkv, seq_len, |head, position| extent.rotary.backward(head, position));
 
     size(d_normed, tokens * hidden);
-    axis.input.expand_backward(Extents { tokens, rows: wide, hidden }, normed, d_qkv, d_normed);
+    axis.input.expand_d_x(Extents { tokens, rows: wide, hidden }, d_qkv, d_normed);
+}
+
+/// Adds the gradients of the weights, after [`backward`] and with its scratch: they are final then, as far as this batch goes.
+pub(crate) fn weight_gradients<T: Real>(
+    extent: &Extent<'_, T>,
+    axis: &mut AxisShard<T>,
+    normed: &[T],
+    saved: &Saved<T>,
+    d_out: &[T],
+    scratch: &Scratch<T>,
+) {
+    let (tokens, hidden) = (extent.tokens(), extent.shape.hidden);
+    let heads = Heads::new(extent, axis);
+    let [(_, of_input), (_, of_output)] = axis.with_gradients();
+    let rows = heads.mixed_width();
+    add_weight_gradients(Extents { tokens, rows, hidden }, &saved.mixed, d_out, of_output);
+    let rows = heads.qkv_width();
+    add_weight_gradients(Extents { tokens, rows, hidden }, &scratch.d_wide, normed, of_input);
 }

@@ -7,6 +7,10 @@ pub struct Batch {
     pub tokens: Vec<u32>,
     pub samples: usize,
     pub seq_len: usize,
+    /// The run's seed: with the samples' numbers it decides what dropout drops (RNG).
+    pub seed: u64,
+    /// The number of the first sample in the run's order; the others follow.
+    pub first_sample: u64,
 }
 
 /// Why a batch cannot be trained on.

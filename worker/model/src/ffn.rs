@@ -2,7 +2,7 @@
 
 use crate::Real;
 use crate::cpu::kernels::{size, swiglu, swiglu_backward};
-use crate::linear::Extents;
+use crate::linear::{Extents, add_weight_gradients};
 use crate::pass::{Extent, Scratch};
 use crate::shard::AxisShard;
 
@@ -38,27 +38,42 @@ pub(crate) fn forward<T: Real>(
     axis.output.contract(Extents { tokens, rows: narrow, hidden }, active, out);
 }
 
-/// Adds the gradients of the weights and writes this rank's part of the gradient of `normed`, to be summed over the group.
+/// Writes this rank's part of the gradient of `normed`, to be summed over the group. [`weight_gradients`] is to follow.
 pub(crate) fn backward<T: Real>(
     extent: &Extent<'_, T>,
-    axis: &mut AxisShard<T>,
-    normed: &[T],
+    axis: &AxisShard<T>,
     saved: &Saved<T>,
     d_out: &[T],
     scratch: &mut Scratch<T>,
 ) {
     let (tokens, hidden, block) = (extent.tokens(), extent.shape.hidden, extent.shape.ffn_block);
     let narrow = axis.units.len() as usize * block;
-    let Saved { gate_up, active } = saved;
+    let Saved { gate_up, .. } = saved;
     let Scratch { d_normed, d_wide: d_gate_up, d_narrow: d_active, d_square: _ } = scratch;
 
     size(d_active, tokens * narrow);
-    axis.output.contract_backward(Extents { tokens, rows: narrow, hidden }, active, d_out, d_active);
+    axis.output.contract_d_x(Extents { tokens, rows: narrow, hidden }, d_out, d_active);
     size(d_gate_up, tokens * 2 * narrow);
     let units = gate_up.chunks_exact(2 * block).zip(d_active.chunks_exact(block));
     for ((pair, d_active), d_pair) in units.zip(d_gate_up.chunks_exact_mut(2 * block)) {
         swiglu_backward(pair.split_at(block), d_active, d_pair.split_at_mut(block));
     }
     size(d_normed, tokens * hidden);
-    axis.input.expand_backward(Extents { tokens, rows: 2 * narrow, hidden }, normed, d_gate_up, d_normed);
+    axis.input.expand_d_x(Extents { tokens, rows: 2 * narrow, hidden }, d_gate_up, d_normed);
+}
+
+/// Adds the gradients of the weights, after [`backward`] and with its scratch: they are final then, as far as this batch goes.
+pub(crate) fn weight_gradients<T: Real>(
+    extent: &Extent<'_, T>,
+    axis: &mut AxisShard<T>,
+    normed: &[T],
+    saved: &Saved<T>,
+    d_out: &[T],
+    scratch: &Scratch<T>,
+) {
+    let (tokens, hidden) = (extent.tokens(), extent.shape.hidden);
+    let rows = axis.units.len() as usize * extent.shape.ffn_block;
+    let [(_, of_input), (_, of_output)] = axis.with_gradients();
+    add_weight_gradients(Extents { tokens, rows, hidden }, &saved.active, d_out, of_output);
+    add_weight_gradients(Extents { tokens, rows: 2 * rows, hidden }, &scratch.d_wide, normed, of_input);
 }

@@ -26,15 +26,15 @@ impl<T: Real> Shard<T> {
         let mut shard = Self::zeros(model, owned);
         let residual = DEVIATION / (2.0 * f64::from(model.layers)).sqrt();
         for layer in 0..shard.shape.layers {
-            let AxisShard { units, input, output } = &mut shard.attn[layer];
+            let AxisShard { units, input, output, .. } = &mut shard.attn[layer];
             let (name, layer_number) = (Name::new(seed), layer as u64);
             fill(input, units, name.with(Matrix::AttnInput as u64).with(layer_number), DEVIATION);
             fill(output, units, name.with(Matrix::AttnOutput as u64).with(layer_number), residual);
-            let AxisShard { units, input, output } = &mut shard.ffn[layer];
+            let AxisShard { units, input, output, .. } = &mut shard.ffn[layer];
             fill(input, units, name.with(Matrix::FfnInput as u64).with(layer_number), DEVIATION);
             fill(output, units, name.with(Matrix::FfnOutput as u64).with(layer_number), residual);
         }
-        let AxisShard { units, input, output } = &mut shard.vocab;
+        let AxisShard { units, input, output, .. } = &mut shard.vocab;
         let name = Name::new(seed);
         fill(input, units, name.with(Matrix::Embedding as u64), DEVIATION);
         fill(output, units, name.with(Matrix::Head as u64), DEVIATION);

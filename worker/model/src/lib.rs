@@ -35,6 +35,7 @@ mod real;
 mod reshard;
 mod shape;
 mod shard;
+mod sink;
 mod vocab;
 
 pub use batch::{Batch, BatchError};
@@ -44,3 +45,4 @@ pub use pass::StepError;
 pub use real::Real;
 pub use reshard::{RebuildError, Received};
 pub use shard::{Shard, ShardError};
+pub use sink::{Bucket, GradientSink};

@@ -25,14 +25,16 @@ impl<T: Real> Tensor<T> {
         );
     }
 
-    /// Adds the gradient of the weights of [`Tensor::expand`] and writes that of `x`.
-    pub(crate) fn expand_backward(&mut self, of: Extents, x: &[T], d_out: &[T], d_x: &mut [T]) {
+    /// Given the gradient of [`Tensor::expand`]'s result, writes that of `x`.
+    pub(crate) fn expand_d_x(&self, of: Extents, d_out: &[T], d_x: &mut [T]) {
         let Extents { tokens, rows, hidden } = of;
-        let d_out = View::new(d_out, tokens, rows);
-        let gradients = ViewMut::new(&mut self.gradients, rows, hidden);
-        T::gemm(T::ONE, d_out.t(), View::new(x, tokens, hidden), T::ONE, gradients);
-        let weights = View::new(&self.weights, rows, hidden);
-        T::gemm(T::ONE, d_out, weights, T::ZERO, ViewMut::new(d_x, tokens, hidden));
+        T::gemm(
+            T::ONE,
+            View::new(d_out, tokens, rows),
+            View::new(&self.weights, rows, hidden),
+            T::ZERO,
+            ViewMut::new(d_x, tokens, hidden),
+        );
     }
 
     /// `out = x * weights`: from `tokens x rows` to `tokens x hidden`.
@@ -47,13 +49,28 @@ impl<T: Real> Tensor<T> {
         );
     }
 
-    /// Adds the gradient of the weights of [`Tensor::contract`] and writes that of `x`.
-    pub(crate) fn contract_backward(&mut self, of: Extents, x: &[T], d_out: &[T], d_x: &mut [T]) {
+    /// Given the gradient of [`Tensor::contract`]'s result, writes that of `x`.
+    pub(crate) fn contract_d_x(&self, of: Extents, d_out: &[T], d_x: &mut [T]) {
         let Extents { tokens, rows, hidden } = of;
-        let d_out = View::new(d_out, tokens, hidden);
-        let weights = View::new(&self.weights, rows, hidden).t();
-        T::gemm(T::ONE, d_out, weights, T::ZERO, ViewMut::new(d_x, tokens, rows));
-        let gradients = ViewMut::new(&mut self.gradients, rows, hidden);
-        T::gemm(T::ONE, View::new(x, tokens, rows).t(), d_out, T::ONE, gradients);
+        T::gemm(
+            T::ONE,
+            View::new(d_out, tokens, hidden),
+            View::new(&self.weights, rows, hidden).t(),
+            T::ZERO,
+            ViewMut::new(d_x, tokens, rows),
+        );
     }
+}
+
+/// Adds `narrow^T * wide` to the gradients of a split matrix. For [`Tensor::expand`] `narrow` is the gradient of the
+/// result (`tokens x rows`) and `wide` is `x` (`tokens x hidden`); for [`Tensor::contract`] it is the other way round.
+pub(crate) fn add_weight_gradients<T: Real>(of: Extents, narrow: &[T], wide: &[T], gradients: &mut [T]) {
+    let Extents { tokens, rows, hidden } = of;
+    T::gemm(
+        T::ONE,
+        View::new(narrow, tokens, rows).t(),
+        View::new(wide, tokens, hidden),
+        T::ONE,
+        ViewMut::new(gradients, rows, hidden),
+    );
 }

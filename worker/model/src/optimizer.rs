@@ -55,18 +55,19 @@ impl<T: Real> Shard<T> {
             epsilon: T::from_f64(optimizer.eps),
         };
         let kept = T::from_f64(1.0 - rate * optimizer.weight_decay);
-        for tensor in self.axes_mut().flat_map(AxisShard::tensors_mut) {
-            update.apply(tensor, kept);
+        for (tensor, gradients) in self.axes_mut().flat_map(AxisShard::with_gradients) {
+            update.apply(tensor, gradients, kept);
         }
-        update.apply(&mut self.replicated, T::ONE);
+        update.apply(&mut self.replicated, &self.replicated_gradients, T::ONE);
     }
 }
 
 impl<T: Real> Update<T> {
     /// `kept` is what decay leaves of a weight.
-    fn apply(&self, tensor: &mut Tensor<T>, kept: T) {
+    fn apply(&self, tensor: &mut Tensor<T>, gradients: &[T], kept: T) {
+        assert_eq!(gradients.len(), tensor.len(), "gradients are taken out");
         let moments = tensor.first_moments.iter_mut().zip(&mut tensor.second_moments);
-        let values = tensor.weights.iter_mut().zip(&tensor.gradients);
+        let values = tensor.weights.iter_mut().zip(gradients);
         for ((weight, &gradient), (first, second)) in values.zip(moments) {
             let gradient = gradient * self.clip;
             *first = self.betas[0] * *first + self.rest[0] * gradient;

@@ -13,6 +13,20 @@ pub trait TensorParallel<T> {
     fn all_reduce_sum(&mut self, values: &mut Vec<T>) -> Result<(), Self::Error>;
     fn all_reduce_max(&mut self, values: &mut Vec<T>) -> Result<(), Self::Error>;
 
+    /// Starts a sum that [`TensorParallel::finish_sum`] ends. Between the two calls the model computes and asks
+    /// nothing else of the group, and it neither reads nor writes `values`: their content may be moved away.
+    ///
+    /// As it stands the sum is done at once.
+    fn begin_sum(&mut self, values: &mut Vec<T>) -> Result<(), Self::Error> {
+        self.all_reduce_sum(values)
+    }
+
+    /// Ends the sum that was begun, with the same vector: it holds the result afterwards.
+    fn finish_sum(&mut self, values: &mut Vec<T>) -> Result<(), Self::Error> {
+        let _ = values;
+        Ok(())
+    }
+
     /// The forward pass of a batch is done and its backward pass begins.
     fn backward_begins(&mut self) {}
 }

@@ -5,18 +5,24 @@ use crate::cpu::kernels::{Rotary, add, rms_norm, rms_norm_backward, size};
 use crate::parallel::TensorParallel;
 use crate::shape::Shape;
 use crate::shard::Shard;
+use crate::sink::{Bucket, GradientSink, Nobody};
 use crate::{Real, attention, ffn, vocab};
+use reknit_layout::Axis;
+use std::convert::Infallible;
 use std::error::Error;
 use std::mem;
 
 /// Why a pass did not finish. Gradients may hold a part of it: zero them before the next.
 #[derive(Debug, thiserror::Error)]
-pub enum StepError<E: Error + 'static> {
+pub enum StepError<E: Error + 'static, S: Error + 'static = Infallible> {
     #[error(transparent)]
     Batch(#[from] BatchError),
     /// The group could not finish a sum or a maximum.
     #[error("tensor-parallel exchange failed")]
     Parallel(#[source] E),
+    /// The sink could not take a bucket.
+    #[error("a final gradient could not be handed on")]
+    Sink(#[source] S),
 }
 
 /// How much one pass computes.
@@ -86,12 +92,43 @@ impl<T: Real> Shard<T> {
         scale: f64,
         tp: &mut P,
     ) -> Result<f64, StepError<P::Error>> {
-        self.with_workspace(tokens, |shard, workspace| {
-            let loss = shard.forward(tokens, workspace, tp)?;
+        self.forward_backward_into(tokens, scale, tp, &mut Nobody)
+    }
+
+    /// [`Shard::forward_backward`] of the last batch before the gradients are used: `sink` hears of each bucket when
+    /// it is final. Also for a batch without samples, so that every rank's sink hears the same.
+    ///
+    /// # Errors
+    /// The batch does not fit the model, or the group or the sink failed.
+    pub fn forward_backward_into<P: TensorParallel<T>, S: GradientSink<T>>(
+        &mut self,
+        tokens: &Batch,
+        scale: f64,
+        tp: &mut P,
+        sink: &mut S,
+    ) -> Result<f64, StepError<P::Error, S::Error>> {
+        let loss = self.with_workspace(tokens, |shard, workspace| {
+            let loss = shard.forward(tokens, workspace, tp).map_err(StepError::Parallel)?;
             tp.backward_begins();
-            shard.backward(tokens, T::from_f64(scale), workspace, tp)?;
+            shard.backward(tokens, T::from_f64(scale), workspace, tp, sink)?;
             Ok(loss)
-        })
+        })?;
+        match loss {
+            Some(loss) => Ok(loss),
+            None => {
+                for bucket in self.buckets() {
+                    sink.ready(self, bucket).map_err(StepError::Sink)?;
+                }
+                Ok(0.0)
+            }
+        }
+    }
+
+    /// Every bucket in the order in which a backward pass finishes them.
+    pub fn buckets(&self) -> impl Iterator<Item = Bucket> + use<T> {
+        let layers = (0..self.model.layers).rev();
+        let layers = layers.flat_map(|layer| [Axis::ffn(layer), Axis::attn(layer)].map(Bucket::Axis));
+        layers.chain([Bucket::Replicated, Bucket::Axis(Axis::vocab())])
     }
 
     /// The sum of the batch's cross-entropies, as [`Shard::forward_backward`] returns it.
@@ -103,17 +140,21 @@ impl<T: Real> Shard<T> {
         tokens: &Batch,
         tp: &mut P,
     ) -> Result<f64, StepError<P::Error>> {
-        self.with_workspace(tokens, |shard, workspace| shard.forward(tokens, workspace, tp))
+        let forward = |shard: &mut Self, workspace: &mut Workspace<T>| {
+            shard.forward(tokens, workspace, tp).map_err(StepError::Parallel)
+        };
+        self.with_workspace(tokens, forward).map(Option::unwrap_or_default)
     }
 
-    fn with_workspace<E: Error + 'static>(
+    /// What `pass` returns; `None` if the batch is empty, so that there was nothing to pass.
+    fn with_workspace<E: Error + 'static, S: Error + 'static>(
         &mut self,
         batch: &Batch,
-        pass: impl FnOnce(&mut Self, &mut Workspace<T>) -> Result<f64, E>,
-    ) -> Result<f64, StepError<E>> {
+        pass: impl FnOnce(&mut Self, &mut Workspace<T>) -> Result<f64, StepError<E, S>>,
+    ) -> Result<Option<f64>, StepError<E, S>> {
         batch.check(self.shape.vocab)?;
         if batch.samples == 0 || batch.seq_len == 0 {
-            return Ok(0.0);
+            return Ok(None);
         }
         let mut workspace = mem::take(&mut self.workspace);
         workspace.rotary.prepare(batch.seq_len, self.shape.head_dim);
@@ -123,7 +164,7 @@ impl<T: Real> Shard<T> {
         workspace.ffn.resize_with(self.shape.layers, Default::default);
         let result = pass(self, &mut workspace);
         self.workspace = workspace;
-        result.map_err(StepError::Parallel)
+        result.map(Some)
     }
 
     /// The gain of the norm in front of the block, or of the final norm.
@@ -160,47 +201,54 @@ impl<T: Real> Shard<T> {
         vocab::cross_entropy(&extent, &self.vocab, &norms[last].normed, batch.targets(), vocab, tp)
     }
 
-    fn backward<P: TensorParallel<T>>(
+    /// In every block the sum of the norm's gradient runs while the gradients of the block's weights are made.
+    fn backward<P: TensorParallel<T>, S: GradientSink<T>>(
         &mut self,
         batch: &Batch,
         scale: T,
         workspace: &mut Workspace<T>,
         tp: &mut P,
-    ) -> Result<(), P::Error> {
+        sink: &mut S,
+    ) -> Result<(), StepError<P::Error, S::Error>> {
         let Workspace { rotary, residual, norms, attn, ffn, vocab, d_residual, scratch } = workspace;
         let shape = self.shape;
         let extent = Extent { shape: &shape, samples: batch.samples, seq_len: batch.seq_len, rotary };
         let last = 2 * shape.layers;
-        vocab::cross_entropy_backward(&extent, &mut self.vocab, &norms[last].normed, scale, vocab, scratch);
-        tp.all_reduce_sum(&mut scratch.d_normed)?;
+        vocab::cross_entropy_backward(&extent, &self.vocab, scale, vocab, scratch);
+        tp.begin_sum(&mut scratch.d_normed).map_err(StepError::Parallel)?;
+        vocab::head_gradients(&extent, &mut self.vocab, &norms[last].normed, vocab);
+        tp.finish_sum(&mut scratch.d_normed).map_err(StepError::Parallel)?;
         size(d_residual, extent.tokens() * shape.hidden);
         d_residual.fill(T::ZERO);
         self.norm_backward(last, &residual[last], &norms[last], &scratch.d_normed, d_residual);
         for block in (0..last).rev() {
             let (layer, normed) = (block / 2, &norms[block].normed);
-            if block % 2 == 0 {
-                attention::backward(
-                    &extent,
-                    &mut self.attn[layer],
-                    normed,
-                    &attn[layer],
-                    d_residual,
-                    scratch,
-                );
+            let axis = if block % 2 == 0 {
+                attention::backward(&extent, &self.attn[layer], &attn[layer], d_residual, scratch);
+                tp.begin_sum(&mut scratch.d_normed).map_err(StepError::Parallel)?;
+                let (axis, saved) = (&mut self.attn[layer], &attn[layer]);
+                attention::weight_gradients(&extent, axis, normed, saved, d_residual, scratch);
+                Axis::attn(layer as u32)
             } else {
-                ffn::backward(&extent, &mut self.ffn[layer], normed, &ffn[layer], d_residual, scratch);
-            }
-            tp.all_reduce_sum(&mut scratch.d_normed)?;
+                ffn::backward(&extent, &self.ffn[layer], &ffn[layer], d_residual, scratch);
+                tp.begin_sum(&mut scratch.d_normed).map_err(StepError::Parallel)?;
+                let (axis, saved) = (&mut self.ffn[layer], &ffn[layer]);
+                ffn::weight_gradients(&extent, axis, normed, saved, d_residual, scratch);
+                Axis::ffn(layer as u32)
+            };
+            tp.finish_sum(&mut scratch.d_normed).map_err(StepError::Parallel)?;
+            sink.ready(self, Bucket::Axis(axis)).map_err(StepError::Sink)?;
             self.norm_backward(block, &residual[block], &norms[block], &scratch.d_normed, d_residual);
         }
+        sink.ready(self, Bucket::Replicated).map_err(StepError::Sink)?;
         vocab::embed_backward(&extent, &mut self.vocab, batch.inputs(), d_residual);
-        Ok(())
+        sink.ready(self, Bucket::Axis(Axis::vocab())).map_err(StepError::Sink)
     }
 
     fn norm_backward(&mut self, block: usize, x: &[T], norm: &Norm<T>, d_normed: &[T], d_x: &mut [T]) {
         let place = block * self.shape.hidden..(block + 1) * self.shape.hidden;
         let gain = &self.replicated.weights[place.clone()];
-        let d_gain = &mut self.replicated.gradients[place];
+        let d_gain = &mut self.replicated_gradients[place];
         rms_norm_backward((x, gain, &norm.inverse), d_normed, d_x, d_gain);
     }
 }

@@ -165,7 +165,7 @@ fn fill_axis<T: Real>(
     received: &Received,
 ) -> Result<(), RebuildError> {
     let unit_bytes = target.unit_len() * 3 * size_of::<T>();
-    let AxisShard { units, input, output } = target;
+    let AxisShard { units, input, output, .. } = target;
     for (position, unit) in units.iter().enumerate() {
         let (of_input, of_output) = (input.place(position), output.place(position));
         let pairs = input.state_mut().into_iter().zip(output.state_mut());

@@ -7,6 +7,7 @@ use crate::shape::Shape;
 use reknit_layout::job::ModelSpec;
 use reknit_layout::{Axis, Family, Units};
 use std::collections::BTreeMap;
+use std::mem;
 use std::ops::Range;
 
 /// Weights, gradients and both Adam moments of one rank's units and of the replicated parameters.
@@ -21,6 +22,7 @@ pub struct Shard<T> {
     pub(crate) ffn: Vec<AxisShard<T>>,
     pub(crate) vocab: AxisShard<T>,
     pub(crate) replicated: Tensor<T>,
+    pub(crate) replicated_gradients: Vec<T>,
     /// Activations, kept from one step to the next to spare the allocations.
     pub(crate) workspace: Workspace<T>,
 }
@@ -31,15 +33,16 @@ pub(crate) struct AxisShard<T> {
     pub(crate) units: Units,
     pub(crate) input: Tensor<T>,
     pub(crate) output: Tensor<T>,
+    /// Input rows of all units, then output rows of all units: one buffer, so that it can be moved out and back.
+    pub(crate) gradients: Vec<T>,
 }
 
-/// A parameter matrix with all that belongs to it: rows of owned units, row-major.
+/// A parameter matrix with its moments: rows of owned units, row-major.
 #[derive(Debug)]
 pub(crate) struct Tensor<T> {
     /// Values of one unit.
     pub(crate) unit_len: usize,
     pub(crate) weights: Vec<T>,
-    pub(crate) gradients: Vec<T>,
     pub(crate) first_moments: Vec<T>,
     pub(crate) second_moments: Vec<T>,
 }
@@ -51,6 +54,8 @@ pub enum ShardError {
     NotOwned { axis: Axis, unit: u32, owned: Units },
     #[error("{axis} units {units}: {got} gradient values given, {expected} needed")]
     Length { axis: Axis, units: Units, got: usize, expected: usize },
+    #[error("the gradients of {axis} were taken out and not put back")]
+    Taken { axis: Axis },
     #[error("{got} replicated gradient values given, {expected} needed")]
     ReplicatedLength { got: usize, expected: usize },
 }
@@ -58,13 +63,11 @@ pub enum ShardError {
 impl<T: Real> Tensor<T> {
     pub(crate) fn zeros(units: usize, unit_len: usize) -> Self {
         let zeros = || vec![T::ZERO; units * unit_len];
-        Self {
-            unit_len,
-            weights: zeros(),
-            gradients: zeros(),
-            first_moments: zeros(),
-            second_moments: zeros(),
-        }
+        Self { unit_len, weights: zeros(), first_moments: zeros(), second_moments: zeros() }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.weights.len()
     }
 
     /// Where the unit stored as number `position` lies in each buffer.
@@ -89,6 +92,7 @@ impl<T: Real> AxisShard<T> {
         Self {
             input: Tensor::zeros(count, input * shape.hidden),
             output: Tensor::zeros(count, output * shape.hidden),
+            gradients: vec![T::ZERO; count * (input + output) * shape.hidden],
             units,
         }
     }
@@ -101,8 +105,21 @@ impl<T: Real> AxisShard<T> {
         [&self.input, &self.output]
     }
 
-    pub(crate) fn tensors_mut(&mut self) -> [&mut Tensor<T>; 2] {
-        [&mut self.input, &mut self.output]
+    /// Values of all units.
+    pub(crate) fn len(&self) -> usize {
+        self.input.len() + self.output.len()
+    }
+
+    /// Where the gradients of the unit stored as number `position` lie: of its input rows and of its output rows.
+    fn gradient_places(&self, position: usize) -> [Range<usize>; 2] {
+        let output = self.output.place(position);
+        [self.input.place(position), self.input.len() + output.start..self.input.len() + output.end]
+    }
+
+    /// Matrices and gradients side by side: the input rows', then the output rows'.
+    pub(crate) fn with_gradients(&mut self) -> [(&mut Tensor<T>, &mut [T]); 2] {
+        let (of_input, of_output) = self.gradients.split_at_mut(self.input.len());
+        [(&mut self.input, of_input), (&mut self.output, of_output)]
     }
 }
 
@@ -128,6 +145,7 @@ impl<T: Real> Shard<T> {
             ffn: (0..model.layers).map(|layer| axis_shard(Axis::ffn(layer))).collect(),
             vocab: axis_shard(Axis::vocab()),
             replicated: Tensor::zeros(1, shape.replicated_len()),
+            replicated_gradients: vec![T::ZERO; shape.replicated_len()],
             model: model.clone(),
             shape,
             owned,
@@ -164,11 +182,7 @@ impl<T: Real> Shard<T> {
         }
     }
 
-    /// Every axis, ascending.
-    pub(crate) fn axes(&self) -> impl Iterator<Item = &AxisShard<T>> {
-        self.attn.iter().chain(&self.ffn).chain([&self.vocab])
-    }
-
+    /// Every axis.
     pub(crate) fn axes_mut(&mut self) -> impl Iterator<Item = &mut AxisShard<T>> {
         let layered = self.attn.iter_mut().chain(&mut self.ffn);
         layered.chain([&mut self.vocab])
@@ -188,26 +202,75 @@ impl<T: Real> Shard<T> {
         units.iter().map(position).collect()
     }
 
+    /// All gradients are zero, and those that were taken out are back.
     pub fn zero_gradients(&mut self) {
-        for tensor in self.axes_mut().flat_map(AxisShard::tensors_mut) {
-            tensor.gradients.fill(T::ZERO);
+        let zero = |gradients: &mut Vec<T>, len| {
+            gradients.clear();
+            gradients.resize(len, T::ZERO);
+        };
+        for axis in self.axes_mut() {
+            let len = axis.len();
+            zero(&mut axis.gradients, len);
         }
-        self.replicated.gradients.fill(T::ZERO);
+        zero(&mut self.replicated_gradients, self.shape.replicated_len());
+    }
+
+    /// Moves the axis' gradients out: input rows of all owned units, ascending, then output rows of all owned units.
+    /// Empty when this rank owns nothing there or the gradients are out already.
+    ///
+    /// Until they are put back (or [`Shard::zero_gradients`] makes new ones), nothing else may be asked of them: no
+    /// pass, no norm, no step of the optimizer.
+    pub fn take_gradients(&mut self, axis: Axis) -> Vec<T> {
+        self.axis_mut(axis).map(|shard| mem::take(&mut shard.gradients)).unwrap_or_default()
+    }
+
+    /// Moves the axis' gradients in, in the order of [`Shard::take_gradients`].
+    ///
+    /// # Errors
+    /// The length is wrong; no gradient has changed then.
+    pub fn put_gradients(&mut self, axis: Axis, values: Vec<T>) -> Result<(), ShardError> {
+        let expected = self.axis(axis).map_or(0, AxisShard::len);
+        if values.len() != expected {
+            let units = self.owned.get(&axis).cloned().unwrap_or_default();
+            return Err(ShardError::Length { axis, units, got: values.len(), expected });
+        }
+        if let Some(shard) = self.axis_mut(axis) {
+            shard.gradients = values;
+        }
+        Ok(())
+    }
+
+    /// Moves the gradients of the replicated parameters out; see [`Shard::take_gradients`].
+    pub fn take_replicated_gradients(&mut self) -> Vec<T> {
+        mem::take(&mut self.replicated_gradients)
+    }
+
+    /// Moves the gradients of the replicated parameters in.
+    ///
+    /// # Errors
+    /// The length is wrong; no gradient has changed then.
+    pub fn put_replicated_gradients(&mut self, values: Vec<T>) -> Result<(), ShardError> {
+        self.check_replicated(&values)?;
+        self.replicated_gradients = values;
+        Ok(())
     }
 
     /// Appends the units' gradients, ascending; a unit's values in the order of the crate's table.
     ///
     /// # Errors
-    /// A unit is not on this rank; `out` is then as it was.
+    /// A unit is not on this rank, or the gradients are taken out; `out` is then as it was.
     pub fn copy_gradients(&self, axis: Axis, units: &Units, out: &mut Vec<T>) -> Result<(), ShardError> {
         let positions = self.positions(axis, units)?;
         let Some(shard) = self.axis(axis) else {
             return Ok(());
         };
+        if shard.gradients.len() != shard.len() {
+            return Err(ShardError::Taken { axis });
+        }
         out.reserve(positions.len() * shard.unit_len());
         for position in positions {
-            for tensor in shard.tensors() {
-                out.extend_from_slice(&tensor.gradients[tensor.place(position)]);
+            for place in shard.gradient_places(position) {
+                out.extend_from_slice(&shard.gradients[place]);
             }
         }
         Ok(())
@@ -216,7 +279,7 @@ impl<T: Real> Shard<T> {
     /// Replaces the units' gradients by values in the order of [`Shard::copy_gradients`].
     ///
     /// # Errors
-    /// A unit is not on this rank, or the length is wrong; no gradient has changed then.
+    /// A unit is not on this rank, the gradients are taken out, or the length is wrong; no gradient has changed then.
     pub fn set_gradients(&mut self, axis: Axis, units: &Units, values: &[T]) -> Result<(), ShardError> {
         let positions = self.positions(axis, units)?;
         let expected = positions.len() * Self::unit_len(&self.model, axis.family);
@@ -226,12 +289,14 @@ impl<T: Real> Shard<T> {
         let Some(shard) = self.axis_mut(axis) else {
             return Ok(());
         };
+        if shard.gradients.len() != shard.len() {
+            return Err(ShardError::Taken { axis });
+        }
         let mut left = values;
         for position in positions {
-            for tensor in shard.tensors_mut() {
-                let (now, rest) = left.split_at(tensor.unit_len);
-                let place = tensor.place(position);
-                tensor.gradients[place].copy_from_slice(now);
+            for place in shard.gradient_places(position) {
+                let (now, rest) = left.split_at(place.len());
+                shard.gradients[place].copy_from_slice(now);
                 left = rest;
             }
         }
@@ -240,33 +305,33 @@ impl<T: Real> Shard<T> {
 
     /// Gradients of the replicated parameters. The same bits on every rank of a tensor-parallel group, if all of them saw the same batches.
     pub fn replicated_gradients(&self) -> &[T] {
-        &self.replicated.gradients
+        &self.replicated_gradients
     }
 
     /// # Errors
     /// The length is wrong; no gradient has changed then.
     pub fn set_replicated_gradients(&mut self, values: &[T]) -> Result<(), ShardError> {
-        let expected = self.replicated.gradients.len();
-        if values.len() != expected {
-            return Err(ShardError::ReplicatedLength { got: values.len(), expected });
-        }
-        self.replicated.gradients.copy_from_slice(values);
+        self.check_replicated(values)?;
+        self.replicated_gradients.clear();
+        self.replicated_gradients.extend_from_slice(values);
         Ok(())
     }
 
-    /// The sum of the squared gradients of the owned units, and of the replicated parameters if asked (one rank of a group should).
+    fn check_replicated(&self, values: &[T]) -> Result<(), ShardError> {
+        let (got, expected) = (values.len(), self.shape.replicated_len());
+        if got == expected { Ok(()) } else { Err(ShardError::ReplicatedLength { got, expected }) }
+    }
+
+    /// The sum of the squared gradients of the owned units, and of the replicated parameters if asked (one rank of a
+    /// group should): axis by axis in the order of [`ModelSpec::axes`], and last the replicated ones.
     pub fn gradient_norm_squared(&self, include_replicated: bool) -> f64 {
-        let mut sum = 0.0;
-        for axis in self.axes() {
-            for position in 0..axis.units.len() as usize {
-                for tensor in axis.tensors() {
-                    sum += squares(&tensor.gradients[tensor.place(position)]);
-                }
-            }
-        }
-        if include_replicated {
-            sum += squares(&self.replicated.gradients);
-        }
-        sum
+        let axes = self.attn.iter().zip(&self.ffn).flat_map(|(attn, ffn)| [attn, ffn]).chain([&self.vocab]);
+        let replicated = if include_replicated { squares(&self.replicated_gradients) } else { 0.0 };
+        axes.map(|axis| squares(&axis.gradients)).sum::<f64>() + replicated
+    }
+
+    /// The sum of the squared gradients of the owned units of one axis.
+    pub fn axis_norm_squared(&self, axis: Axis) -> f64 {
+        self.axis(axis).map_or(0.0, |shard| squares(&shard.gradients))
     }
 }

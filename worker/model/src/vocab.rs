@@ -2,7 +2,7 @@
 
 use crate::Real;
 use crate::cpu::kernels::{add, exp_shifted, maximum, size};
-use crate::linear::Extents;
+use crate::linear::{Extents, add_weight_gradients};
 use crate::parallel::TensorParallel;
 use crate::pass::{Extent, Scratch};
 use crate::shape::Shape;
@@ -59,12 +59,12 @@ pub(crate) fn embed_backward<T: Real>(
     d_out: &[T],
 ) {
     let hidden = extent.shape.hidden;
-    let AxisShard { units, input, .. } = axis;
+    let AxisShard { units, gradients, .. } = axis;
     let block = extent.shape.vocab_block;
     for (d_row, token) in d_out.chunks_exact(hidden).zip(inputs) {
         if let Some(unit) = units.position(token / block as u32) {
             let row = unit as usize * block + token as usize % block;
-            add(&mut input.gradients[row * hidden..(row + 1) * hidden], d_row);
+            add(&mut gradients[row * hidden..(row + 1) * hidden], d_row);
         }
     }
 }
@@ -106,11 +106,11 @@ pub(crate) fn cross_entropy<T: Real, P: TensorParallel<T>>(
     Ok(losses.map(T::to_f64).sum())
 }
 
-/// Adds the head's gradients for `scale` times the loss and writes this rank's part of the gradient of `normed`, to be summed over the group.
+/// Writes, for `scale` times the loss, this rank's part of the gradient of `normed`, to be summed over the group.
+/// [`head_gradients`] is to follow.
 pub(crate) fn cross_entropy_backward<T: Real>(
     extent: &Extent<'_, T>,
-    axis: &mut AxisShard<T>,
-    normed: &[T],
+    axis: &AxisShard<T>,
     scale: T,
     saved: &mut Saved<T>,
     scratch: &mut Scratch<T>,
@@ -131,6 +131,21 @@ pub(crate) fn cross_entropy_backward<T: Real>(
     }
     let d_normed = &mut scratch.d_normed;
     size(d_normed, tokens * hidden);
-    let head = if extent.shape.tied { &mut axis.input } else { &mut axis.output };
-    head.expand_backward(Extents { tokens, rows: width, hidden }, normed, d_logits, d_normed);
+    let head = if extent.shape.tied { &axis.input } else { &axis.output };
+    head.expand_d_x(Extents { tokens, rows: width, hidden }, d_logits, d_normed);
+}
+
+/// Adds the head's gradients, after [`cross_entropy_backward`].
+pub(crate) fn head_gradients<T: Real>(
+    extent: &Extent<'_, T>,
+    axis: &mut AxisShard<T>,
+    normed: &[T],
+    saved: &Saved<T>,
+) {
+    let (tokens, hidden) = (extent.tokens(), extent.shape.hidden);
+    let rows = axis.units.len() as usize * extent.shape.vocab_block;
+    let [(_, of_input), (_, of_output)] = axis.with_gradients();
+    let gradients = if extent.shape.tied { of_input } else { of_output };
+    // What were exponentials are gradients of the logits by now.
+    add_weight_gradients(Extents { tokens, rows, hidden }, &saved.exponentials, normed, gradients);
 }

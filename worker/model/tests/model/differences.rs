@@ -119,7 +119,7 @@ fn gradients_accumulate_and_loss_does_not_depend_on_the_micro_batches() {
     let expected = at_once.forward_backward(&all, SCALE, &mut Alone).unwrap();
     let mut sum = 0.0;
     for text in all.tokens.chunks(all.seq_len + 1) {
-        let one = Batch { tokens: text.to_vec(), samples: 1, seq_len: all.seq_len };
+        let one = Batch { tokens: text.to_vec(), samples: 1, seq_len: all.seq_len, ..Batch::default() };
         sum += one_by_one.forward_backward(&one, SCALE, &mut Alone).unwrap();
     }
     assert!((sum - expected).abs() < 1e-12 * expected);

@@ -5,5 +5,6 @@ mod differences;
 mod optimizer;
 mod reshard;
 mod sharded;
+mod sink;
 mod support;
 mod training;

@@ -73,7 +73,8 @@ pub(crate) fn noise(seed: u64) -> impl Iterator<Item = u64> {
 pub(crate) fn batch(model: &ModelSpec, samples: usize, seed: u64) -> Batch {
     let seq_len = model.seq_len as usize;
     let tokens = noise(seed).map(|x| (x % u64::from(model.vocab)) as u32);
-    Batch { tokens: tokens.take(samples * (seq_len + 1)).collect(), samples, seq_len }
+    let tokens = tokens.take(samples * (seq_len + 1)).collect();
+    Batch { tokens, samples, seq_len, seed, first_sample: 0 }
 }
 
 /// All that a set of shards holds, to build others from. The first shard that has a unit gives it.

@@ -30,7 +30,13 @@ fn train<T: Real>(shards: &mut [Shard<T>], steps: std::ops::RangeInclusive<u64>)
                 let start = (step as usize * samples + sample) * 7;
                 TEXT.iter().cycle().skip(start % TEXT.len()).take(seq_len + 1)
             });
-            let batch = Batch { tokens: texts.map(|&byte| u32::from(byte)).collect(), samples, seq_len };
+            let batch = Batch {
+                tokens: texts.map(|&byte| u32::from(byte)).collect(),
+                samples,
+                seq_len,
+                seed: 1,
+                first_sample: (step - 1) * samples as u64,
+            };
             let tokens = (samples * seq_len) as f64;
             let losses = together(shards, |shard, rank| {
                 shard.zero_gradients();
