@@ -1,12 +1,31 @@
-//! The sum of gradients over replicas, through sync columns.
+//! The sum of gradients over replicas, while the backward pass still runs.
+//!
+//! A parcel of gradients ([`Parcel`]) goes through three stages, each an operation of a group of its own: it is handed
+//! over to the hosts of its columns inside the group, summed over the replicas by each column's hosts, and returned to
+//! its owners. Nothing of it is waited for before the pass is over: whenever a bucket is ready, the parcels under way
+//! whose operation has ended move on to the next stage, and [`Exchange::finish`] waits for the rest.
+//!
+//! # Order
+//! Every rank of a group must submit the same operations in the same order, whatever the timing. Each stage has a
+//! communicator of its own, parcels enter every stage in the order in which they left (one never overtakes an
+//! older one), and all ranks have the same parcels: so every communicator sees parcel 0, 1, 2, ... on all its ranks.
+//! Tensor-parallel sums go through yet another communicator, so no parcel is ever queued in front of one.
+//!
+//! # No deadlock
+//! During the pass nothing here blocks: a rank reaches the end of its pass if its group does. From there on it waits
+//! for the oldest parcel's present stage. That operation needs the same stage of the same parcel on other ranks, which
+//! these enter after the stages before it and after older parcels: waiting always leads to an older parcel or an
+//! earlier stage, and the hand-over of the first one needs nothing but that the pass ends.
+//!
+//! # The same bits
+//! What is summed, in which operation and in which order of ranks, is a function of the layout. When it happens is
+//! not part of it: a sum that leaves under backward has the same bits as one that leaves after it.
 
-use crate::groups::{CommError, Communicator, Team};
-use crate::sync::{Pieces, SyncPlan};
-use reknit_layout::job::ModelSpec;
-use reknit_layout::{Axis, Units};
-use reknit_model::{Real, Shard, ShardError};
+use crate::groups::{CommError, Communicator, Running, numbers};
+use crate::parcels::{Parcel, pack, unpack};
+use crate::sync::SyncPlan;
+use reknit_model::{Bucket, GradientSink, Real, Shard, ShardError};
 use reknit_plane::{Element, Op, Reduce};
-use std::collections::HashMap;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ExchangeError {
@@ -14,146 +33,276 @@ pub enum ExchangeError {
     Plane(#[from] CommError),
     #[error("the sum of gradients: {0}")]
     Shard(#[from] ShardError),
+    #[error("the backward pass was done with {0:?} out of turn")]
+    OutOfTurn(Bucket),
 }
 
-/// Replaces the shard's gradients by their sum over all replicas; every replica gets the same bits.
-///
-/// Units outside a rank's own column go to the column's host first and come back after. The replicated gradients
-/// travel with column 0 and are passed on inside each group, so that they are bit-equal everywhere (REPLICATED).
-pub fn sum_over_replicas<T: Real + Element>(
-    model: &ModelSpec,
-    shard: &mut Shard<T>,
-    team: &mut Team,
-) -> Result<(), ExchangeError> {
-    let Team { sync, tensor, column, .. } = team;
-    let handed = if sync.handover { hand_over(model, shard, sync, tensor)? } else { Vec::new() };
-    let mut summed = Vec::new();
-    if let (Some(column), Some(hosts)) = (&sync.column, column) {
-        let with_replicated = column.index == 0;
-        let mut values = gather(model, shard, &column.pieces, &sync.take, &handed)?;
-        if with_replicated {
-            values.extend_from_slice(shard.replicated_gradients());
-        }
-        hosts.all_reduce(Reduce::Sum, &mut values)?;
-        if with_replicated {
-            let units = values.len() - shard.replicated_gradients().len();
-            shard.set_replicated_gradients(&values.split_off(units))?;
-        }
-        keep_own(model, shard, &column.pieces, &values)?;
-        summed = values;
-    }
-    if sync.handover {
-        give_back(model, shard, sync, tensor, &summed)?;
-    }
-    if tensor.size() > 1 {
-        let replicated = shard.replicated_gradients().to_vec();
-        let root = sync.replicated_root;
-        let replicated = tensor.run_on(replicated, |buffer| Op::Broadcast { root, buffer })?;
-        shard.set_replicated_gradients(&replicated)?;
-    }
-    Ok(())
+/// The communicators of a rank's part in the sum.
+#[derive(Debug, Default)]
+pub struct SumGroups {
+    /// The rank's own group, once for each direction; `None` where nothing is handed over.
+    pub handover: Option<Communicator>,
+    pub giveback: Option<Communicator>,
+    /// The hosts of this rank's sync column; `None` when it hosts none or there is one replica.
+    pub column: Option<Communicator>,
 }
 
-/// Sends what others host and returns what this rank hosts for others: by rank, then axis, then unit.
-fn hand_over<T: Real + Element>(
-    model: &ModelSpec,
-    shard: &Shard<T>,
-    sync: &SyncPlan,
-    tensor: &mut Communicator,
-) -> Result<Vec<T>, ExchangeError> {
-    let mut out = Vec::new();
-    for (axis, units) in sync.give.iter().flatten() {
-        shard.copy_gradients(*axis, units, &mut out)?;
-    }
-    let (send, receive) = (lengths::<T>(model, &sync.give), lengths::<T>(model, &sync.take));
-    Ok(tensor.run_on(out, |buffer| Op::AllToAllV { buffer, send, receive })?)
-}
-
-/// The way back of [`hand_over`].
-fn give_back<T: Real + Element>(
-    model: &ModelSpec,
-    shard: &mut Shard<T>,
-    sync: &SyncPlan,
-    tensor: &mut Communicator,
-    summed: &[T],
-) -> Result<(), ExchangeError> {
-    let mut out = Vec::new();
-    if let Some(column) = &sync.column {
-        let places = places::<T>(model, std::iter::once(&column.pieces));
-        for (axis, unit) in units_of(sync.take.iter()) {
-            let at = places[&(axis, unit)];
-            out.extend_from_slice(&summed[at..at + Shard::<T>::unit_len(model, axis.family)]);
+impl SumGroups {
+    /// Leaves the groups in order, so that slower peers see an end and not a death.
+    pub fn retire(self) {
+        for group in [self.handover, self.giveback, self.column].into_iter().flatten() {
+            group.retire();
         }
     }
-    let (send, receive) = (lengths::<T>(model, &sync.take), lengths::<T>(model, &sync.give));
-    let values = tensor.run_on(out, |buffer| Op::AllToAllV { buffer, send, receive })?;
-    let mut at = 0;
-    for (axis, units) in sync.give.iter().flatten() {
-        let length = units.len() as usize * Shard::<T>::unit_len(model, axis.family);
-        shard.set_gradients(*axis, units, &values[at..at + length])?;
-        at += length;
-    }
-    Ok(())
 }
 
-/// The column's values: this rank's own gradients, and those that others handed over.
-fn gather<T: Real>(
-    model: &ModelSpec,
-    shard: &Shard<T>,
-    column: &Pieces,
-    take: &[Pieces],
-    handed: &[T],
-) -> Result<Vec<T>, ShardError> {
-    let places = places::<T>(model, take.iter());
-    let mut values = Vec::new();
-    for (axis, unit) in units_of(std::iter::once(column)) {
-        match places.get(&(axis, unit)) {
-            Some(&at) => values.extend_from_slice(&handed[at..at + Shard::<T>::unit_len(model, axis.family)]),
-            None => shard.copy_gradients(axis, &Units::range(unit, unit + 1), &mut values)?,
+/// A rank's gradients on their way to becoming the sum over all replicas, from one step to the next of an epoch.
+#[derive(Debug)]
+pub struct Exchange<T> {
+    groups: SumGroups,
+    parcels: Vec<Parcel>,
+    /// Of each parcel.
+    flights: Vec<Flight<T>>,
+    /// Parcels that have left, and of these the ones that are back.
+    left: usize,
+    landed: usize,
+    /// The rank whose replicated gradients are those of its group; `None` when there is nobody to pass them on to.
+    replicated_root: Option<usize>,
+    /// Squares are summed up.
+    norm: bool,
+}
+
+/// One parcel in one step. Its buffers are kept for the next.
+#[derive(Debug)]
+struct Flight<T> {
+    stage: Stage,
+    work: Option<Running>,
+    /// The gradients taken out of the shard so far, by bucket.
+    own: Vec<Vec<T>>,
+    /// What this rank gives to others, what they gave to it, and its column.
+    given: Vec<T>,
+    handed: Vec<T>,
+    column: Vec<T>,
+    /// Of the gradients that came back.
+    squares: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    /// Not all of its buckets are ready.
+    Loading,
+    HandedOver,
+    Summed,
+    Returned,
+    /// Its gradients are back in the shard.
+    Landed,
+}
+
+impl<T> Flight<T> {
+    fn new() -> Self {
+        Self {
+            stage: Stage::Loading,
+            work: None,
+            own: Vec::new(),
+            given: Vec::new(),
+            handed: Vec::new(),
+            column: Vec::new(),
+            squares: 0.0,
         }
     }
-    Ok(values)
+
+    /// The stage's operation, if there is one, has ended.
+    fn is_done(&self) -> bool {
+        self.work.as_ref().is_none_or(|work| work.is_done())
+    }
 }
 
-/// Takes the summed gradients of the units that are both this rank's and in its column.
-fn keep_own<T: Real>(
-    model: &ModelSpec,
-    shard: &mut Shard<T>,
-    column: &Pieces,
-    values: &[T],
-) -> Result<(), ShardError> {
-    let mut at = 0;
-    for (axis, unit) in units_of(std::iter::once(column)) {
-        let next = at + Shard::<T>::unit_len(model, axis.family);
-        if shard.owned().get(&axis).is_some_and(|owned| owned.contains(unit)) {
-            shard.set_gradients(axis, &Units::range(unit, unit + 1), &values[at..next])?;
+impl<T: Real + Element> Exchange<T> {
+    pub fn new(groups: SumGroups, parcels: Vec<Parcel>, sync: &SyncPlan, norm: bool) -> Self {
+        let others = sync.is_needed() && sync.give.len() > 1;
+        Self {
+            groups,
+            flights: parcels.iter().map(|_| Flight::new()).collect(),
+            parcels,
+            left: 0,
+            landed: 0,
+            replicated_root: others.then_some(sync.replicated_root),
+            norm,
         }
-        at = next;
     }
-    Ok(())
-}
 
-fn units_of<'a>(pieces: impl Iterator<Item = &'a Pieces>) -> impl Iterator<Item = (Axis, u32)> {
-    pieces.flatten().flat_map(|(axis, units)| units.iter().map(|unit| (*axis, unit)))
-}
-
-/// Where each unit's values start when these pieces follow each other.
-fn places<'a, T: Real>(
-    model: &ModelSpec,
-    pieces: impl Iterator<Item = &'a Pieces>,
-) -> HashMap<(Axis, u32), usize> {
-    let mut at = 0;
-    let mut places = HashMap::new();
-    for (axis, unit) in units_of(pieces) {
-        places.insert((axis, unit), at);
-        at += Shard::<T>::unit_len(model, axis.family);
+    /// A new step. What is still under way of one that failed is forgotten.
+    pub fn begin(&mut self) {
+        self.left = 0;
+        self.landed = 0;
+        for flight in &mut self.flights {
+            flight.stage = Stage::Loading;
+            flight.work = None;
+            flight.own.clear();
+            flight.squares = 0.0;
+        }
     }
-    places
+
+    /// Lets leave what has not left yet and waits until everything is back: the shard's gradients are then the sum over
+    /// all replicas, the same bits in each, and the replicated ones the same on all ranks (REPLICATED).
+    ///
+    /// After an error the shard's gradients are garbage, and some may be missing until they are zeroed.
+    pub fn finish(&mut self, shard: &mut Shard<T>, tensor: &mut Communicator) -> Result<(), ExchangeError> {
+        while let Some(bucket) = self.expected() {
+            self.ready(shard, bucket)?;
+        }
+        while self.landed < self.parcels.len() {
+            self.move_on(self.landed, shard)?;
+            self.advance(shard)?;
+        }
+        if let Some(root) = self.replicated_root {
+            let values = shard.take_replicated_gradients();
+            let values = tensor.run_on(values, |buffer| Op::Broadcast { root, buffer })?;
+            shard.put_replicated_gradients(values)?;
+        }
+        Ok(())
+    }
+
+    /// The sum of this rank's squared gradients, without the replicated ones: always added in the same order.
+    pub fn norm_squared(&self) -> f64 {
+        self.flights.iter().map(|flight| flight.squares).sum()
+    }
+
+    pub fn into_groups(self) -> SumGroups {
+        self.groups
+    }
+
+    /// The bucket that the backward pass is done with next.
+    fn expected(&self) -> Option<Bucket> {
+        let loaded = self.flights.get(self.left)?.own.len();
+        self.parcels[self.left].buckets.get(loaded).copied()
+    }
+
+    /// Moves every parcel on as far as that can be done without waiting.
+    fn advance(&mut self, shard: &mut Shard<T>) -> Result<(), ExchangeError> {
+        let mut older = Stage::Landed;
+        for number in self.landed..self.left {
+            while self.flights[number].stage < older && self.flights[number].is_done() {
+                self.move_on(number, shard)?;
+            }
+            older = self.flights[number].stage;
+        }
+        Ok(())
+    }
+
+    /// Waits for the end of the parcel's stage and enters the next.
+    fn move_on(&mut self, number: usize, shard: &mut Shard<T>) -> Result<(), ExchangeError> {
+        let Self { groups, parcels, flights, .. } = self;
+        let (parcel, flight) = (&parcels[number], &mut flights[number]);
+        let work = flight.work.take();
+        match flight.stage {
+            Stage::Loading => {
+                flight.stage = Stage::HandedOver;
+                if let Some(handover) = groups.handover.as_mut().filter(|_| parcel.crossing) {
+                    flight.hand_over(parcel, handover);
+                }
+            }
+            Stage::HandedOver => {
+                if let (Some(handover), Some(work)) = (&groups.handover, work) {
+                    flight.handed = numbers(handover.wait(work)?)?;
+                }
+                flight.stage = Stage::Summed;
+                if let Some(hosts) = groups.column.as_mut().filter(|_| parcel.column > 0) {
+                    flight.sum(parcel, hosts);
+                }
+            }
+            Stage::Summed => {
+                if let (Some(hosts), Some(work)) = (&groups.column, work) {
+                    flight.column = numbers(hosts.wait(work)?)?;
+                    flight.keep_own(parcel);
+                }
+                flight.stage = Stage::Returned;
+                if let Some(giveback) = groups.giveback.as_mut().filter(|_| parcel.crossing) {
+                    flight.give_back(parcel, giveback);
+                }
+            }
+            Stage::Returned => {
+                if let (Some(giveback), Some(work)) = (&groups.giveback, work) {
+                    flight.given = numbers(giveback.wait(work)?)?;
+                    unpack(&parcel.give, &flight.given, &mut flight.own);
+                }
+                flight.stage = Stage::Landed;
+                flight.land(parcel, shard, self.norm)?;
+                self.landed += 1;
+            }
+            Stage::Landed => {}
+        }
+        Ok(())
+    }
 }
 
-/// How many values each rank's pieces have.
-fn lengths<T: Real>(model: &ModelSpec, pieces: &[Pieces]) -> Vec<usize> {
-    let length =
-        |(axis, units): &(Axis, Units)| units.len() as usize * Shard::<T>::unit_len(model, axis.family);
-    pieces.iter().map(|pieces| pieces.iter().map(length).sum()).collect()
+impl<T: Real + Element> Flight<T> {
+    fn hand_over(&mut self, parcel: &Parcel, group: &mut Communicator) {
+        let mut buffer = std::mem::take(&mut self.given);
+        buffer.resize(parcel.give_counts.iter().sum(), T::ZERO);
+        pack(&parcel.give, &self.own, &mut buffer);
+        let (send, receive) = (parcel.give_counts.clone(), parcel.take_counts.clone());
+        self.work = Some(group.submit(Op::AllToAllV { buffer: T::wrap(buffer), send, receive }));
+    }
+
+    fn sum(&mut self, parcel: &Parcel, hosts: &mut Communicator) {
+        let mut buffer = std::mem::take(if parcel.whole { &mut self.own[0] } else { &mut self.column });
+        if !parcel.whole {
+            buffer.resize(parcel.column, T::ZERO);
+            pack(&parcel.keep, &self.own, &mut buffer);
+            pack(&parcel.take, std::slice::from_ref(&self.handed), &mut buffer);
+        }
+        let reduce = Reduce::Sum;
+        self.work = Some(hosts.submit(Op::AllReduce { reduce, buffer: T::wrap(buffer) }));
+    }
+
+    /// Takes the summed gradients that are this rank's out of its column, and those to be returned.
+    fn keep_own(&mut self, parcel: &Parcel) {
+        if parcel.whole {
+            self.own[0] = std::mem::take(&mut self.column);
+        } else {
+            unpack(&parcel.keep, &self.column, &mut self.own);
+            unpack(&parcel.take, &self.column, std::slice::from_mut(&mut self.handed));
+        }
+    }
+
+    fn give_back(&mut self, parcel: &Parcel, group: &mut Communicator) {
+        let buffer = T::wrap(std::mem::take(&mut self.handed));
+        let (send, receive) = (parcel.take_counts.clone(), parcel.give_counts.clone());
+        self.work = Some(group.submit(Op::AllToAllV { buffer, send, receive }));
+    }
+
+    fn land(&mut self, parcel: &Parcel, shard: &mut Shard<T>, norm: bool) -> Result<(), ShardError> {
+        for (bucket, gradients) in parcel.buckets.iter().zip(self.own.drain(..)) {
+            match *bucket {
+                Bucket::Axis(axis) => {
+                    shard.put_gradients(axis, gradients)?;
+                    if norm {
+                        self.squares += shard.axis_norm_squared(axis);
+                    }
+                }
+                Bucket::Replicated => shard.put_replicated_gradients(gradients)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<T: Real + Element> GradientSink<T> for Exchange<T> {
+    type Error = ExchangeError;
+
+    fn ready(&mut self, shard: &mut Shard<T>, bucket: Bucket) -> Result<(), ExchangeError> {
+        if self.expected() != Some(bucket) {
+            return Err(ExchangeError::OutOfTurn(bucket));
+        }
+        let flight = &mut self.flights[self.left];
+        flight.own.push(match bucket {
+            Bucket::Axis(axis) => shard.take_gradients(axis),
+            Bucket::Replicated => shard.take_replicated_gradients(),
+        });
+        if flight.own.len() == self.parcels[self.left].buckets.len() {
+            self.left += 1;
+        }
+        self.advance(shard)
+    }
 }

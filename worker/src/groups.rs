@@ -1,12 +1,14 @@
 //! The communicators of one epoch.
 
 use crate::abort::Aborts;
+use crate::exchange::{Exchange, SumGroups};
 use crate::messages::{Participant, Prepare, StepPart, Timeouts};
 use crate::pace::{Pace, Party};
+use crate::parcels::{PARCEL_BYTES, Parcel};
 use crate::sync::SyncPlan;
-use reknit_layout::{Layout, Place, WorkerKey};
-use reknit_model::TensorParallel;
-use reknit_plane::{Buffer, Element, Group, GroupSpec, Op, Plane, PlaneError, Reduce};
+use reknit_layout::{JobSpec, Layout, Place, WorkerKey};
+use reknit_model::{Real, TensorParallel};
+use reknit_plane::{Buffer, Element, Group, GroupSpec, Op, Plane, PlaneError, Reduce, Work};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -17,6 +19,24 @@ pub struct Communicator {
     party: Arc<Party>,
     deadline: Duration,
     pace: Arc<Pace>,
+    /// A sum that the model began.
+    begun: Option<Running>,
+}
+
+/// An operation that goes on by itself until somebody waits for it.
+pub struct Running(Box<dyn Work>);
+
+impl std::fmt::Debug for Running {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Running")
+    }
+}
+
+impl Running {
+    /// Waiting for it would not take any time.
+    pub fn is_done(&self) -> bool {
+        self.0.is_done()
+    }
 }
 
 /// A failed operation, with the worker to suspect where the data plane can tell.
@@ -51,11 +71,21 @@ impl Communicator {
         self.group.size()
     }
 
+    /// Starts an operation.
+    pub fn submit(&mut self, op: Op) -> Running {
+        Running(self.group.submit(op, self.deadline))
+    }
+
+    /// Waits for the end of one of this group's operations.
+    pub fn wait(&self, running: Running) -> Result<Buffer, CommError> {
+        let result = self.pace.wait(&self.party, || running.0.wait());
+        result.map_err(|error| CommError::new(error, &self.party.members))
+    }
+
     /// Runs one operation to its end.
     pub fn run(&mut self, op: Op) -> Result<Buffer, CommError> {
-        let Self { group, party, deadline, pace } = self;
-        let result = pace.wait(party, || group.submit(op, *deadline).wait());
-        result.map_err(|error| CommError::new(error, &party.members))
+        let running = self.submit(op);
+        self.wait(running)
     }
 
     /// Runs one operation on numbers; it gives back numbers of the same type.
@@ -64,17 +94,21 @@ impl Communicator {
         values: Vec<T>,
         op: impl FnOnce(Buffer) -> Op,
     ) -> Result<Vec<T>, CommError> {
-        let buffer = self.run(op(T::wrap(values)))?;
-        T::unwrap(buffer).ok_or_else(|| {
-            let detail = "the operation gave back another type".to_owned();
-            let error = PlaneError::Io { group: "?".to_owned(), detail };
-            CommError { error, peer: None }
-        })
+        numbers(self.run(op(T::wrap(values)))?)
     }
 
     pub fn retire(self) {
         self.group.retire();
     }
+}
+
+/// The numbers that an operation on numbers of this type gave back.
+pub fn numbers<T: Element>(buffer: Buffer) -> Result<Vec<T>, CommError> {
+    T::unwrap(buffer).ok_or_else(|| {
+        let detail = "the operation gave back another type".to_owned();
+        let error = PlaneError::Io { group: "?".to_owned(), detail };
+        CommError { error, peer: None }
+    })
 }
 
 /// The tensor-parallel group as the model uses it.
@@ -87,6 +121,23 @@ impl<T: Element> TensorParallel<T> for Communicator {
 
     fn all_reduce_max(&mut self, values: &mut Vec<T>) -> Result<(), CommError> {
         self.all_reduce(Reduce::Max, values)
+    }
+
+    fn begin_sum(&mut self, values: &mut Vec<T>) -> Result<(), CommError> {
+        if self.size() > 1 {
+            let buffer = T::wrap(std::mem::take(values));
+            self.begun = Some(self.submit(Op::AllReduce { reduce: Reduce::Sum, buffer }));
+        }
+        Ok(())
+    }
+
+    fn finish_sum(&mut self, values: &mut Vec<T>) -> Result<(), CommError> {
+        match self.begun.take() {
+            Some(running) => *values = numbers(self.wait(running)?)?,
+            // Progress all the same: a member without any is suspected.
+            None => self.pace.tick(),
+        }
+        Ok(())
     }
 
     fn backward_begins(&mut self) {
@@ -109,7 +160,7 @@ impl Communicator {
 /// Joins groups of one epoch under its ticket.
 #[derive(Debug, Clone, Copy)]
 pub struct Joiner<'a> {
-    pub job: &'a str,
+    pub job: &'a JobSpec,
     pub me: &'a WorkerKey,
     pub prepare: &'a Prepare,
     pub timeouts: Timeouts,
@@ -129,7 +180,7 @@ impl Joiner<'_> {
         let rank = rank.ok_or_else(|| gap(&name, "this worker is not among them".to_owned()))?;
         let endpoints = members.iter().map(|member| member.endpoint.clone());
         let spec = GroupSpec {
-            job: self.job.to_owned(),
+            job: self.job.name.clone(),
             epoch: self.prepare.epoch.0,
             name,
             members: endpoints.collect(),
@@ -142,21 +193,21 @@ impl Joiner<'_> {
         let aborter = group.aborter();
         self.aborts.register(self.prepare.epoch, Arc::clone(&aborter));
         let (deadline, pace) = (self.timeouts.operation, Arc::clone(self.pace));
-        Ok(Communicator { group, party: Arc::new(Party { aborter, members }), deadline, pace })
+        let party = Arc::new(Party { aborter, members });
+        Ok(Communicator { group, party, deadline, pace, begun: None })
     }
 }
 
 /// What a member trains with: its place, its part in the sums, and its communicators.
 #[derive(Debug)]
-pub struct Team {
+pub struct Team<T> {
     /// Cut to this rank's group.
     pub layout: Layout,
     pub place: Place,
-    pub sync: SyncPlan,
     /// The slots of this replica and stage.
     pub tensor: Communicator,
-    /// The hosts of this rank's sync column; `None` when it hosts none or there is one replica.
-    pub column: Option<Communicator>,
+    /// The sum of gradients over replicas.
+    pub exchange: Exchange<T>,
     /// The first ranks of all groups, for one that is first in its own; `None` too when there is one group.
     pub speakers: Option<Communicator>,
     /// The lowest rank of each replica speaks for its loss, and the first training replica for the norm.
@@ -166,11 +217,11 @@ pub struct Team {
 
 /// Everything of an epoch that this worker joins.
 #[derive(Debug)]
-pub struct Joined {
+pub struct Joined<T> {
     /// Those that exchange this worker's transfers; `None` when it has none.
     pub reshard: Option<Communicator>,
     /// `None` for a worker that only sends and then leaves.
-    pub team: Option<Team>,
+    pub team: Option<Team<T>>,
 }
 
 /// What an order to prepare makes of this worker, and whom it trains with.
@@ -227,9 +278,14 @@ impl<'a> Seat<'a> {
 ///
 /// # Errors
 /// When a group does not come about, or the order to prepare has a gap.
-pub fn join_all<'a>(joiner: Joiner<'a>, plane: &dyn Plane) -> Result<Joined, CommError> {
+pub fn join_all<'a, T: Real + Element>(
+    joiner: Joiner<'a>,
+    plane: &dyn Plane,
+) -> Result<Joined<T>, CommError> {
     let prepare = joiner.prepare;
     let seat = Seat::new(prepare, joiner.me)?;
+    let parcels = seat.as_ref().map(|seat| Parcel::all::<T>(&joiner.job.model, &seat.sync, PARCEL_BYTES));
+    let parcels = parcels.transpose().map_err(|hole| gap("column", hole.to_string()))?.unwrap_or_default();
     let cause = OnceLock::new();
     let joined = std::thread::scope(|scope| {
         let join = |name: String, members: &'a [Participant]| {
@@ -251,21 +307,31 @@ pub fn join_all<'a>(joiner: Joiner<'a>, plane: &dyn Plane) -> Result<Joined, Com
             let tensor = join(format!("tensor.{replica}.{stage}"), seat.tensor);
             let column = seat.column.map(|peers| join(format!("column.{stage}.{index}"), peers));
             let speakers = seat.speakers.map(|peers| join("speakers".to_owned(), peers));
-            (seat, tensor, column, speakers)
+            let within = |name: &str| {
+                (!seat.sync.crossing.is_empty())
+                    .then(|| join(format!("{name}.{replica}.{stage}"), seat.tensor))
+            };
+            let (handover, giveback) = (within("handover"), within("giveback"));
+            (seat, tensor, speakers, [handover, giveback, column])
         });
 
         let reshard = reshard.map(wait).transpose()?;
         let team = match team {
-            Some((seat, tensor, column, speakers)) => {
+            Some((seat, tensor, speakers, [handover, giveback, column])) => {
                 let tensor = wait(tensor)?;
+                let groups = SumGroups {
+                    handover: handover.map(wait).transpose()?,
+                    giveback: giveback.map(wait).transpose()?,
+                    column: column.map(wait).transpose()?,
+                };
+                let speaks_for_norm = seat.sync.first_replica == seat.place.replica;
                 Some(Team {
                     speaks_for_loss: tensor.rank() == 0,
-                    speaks_for_norm: seat.sync.first_replica == seat.place.replica,
+                    speaks_for_norm,
                     layout: seat.layout.clone(),
                     place: seat.place,
-                    sync: seat.sync,
+                    exchange: Exchange::new(groups, parcels, &seat.sync, speaks_for_norm),
                     tensor,
-                    column: column.map(wait).transpose()?,
                     speakers: speakers.map(wait).transpose()?,
                 })
             }
@@ -289,7 +355,7 @@ fn wait(joining: Joining<'_>) -> Result<Communicator, CommError> {
     joining.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-impl Team {
+impl<T: Real + Element> Team<T> {
     /// The sum over all members: the same bits on each, and only when every member has come to it. Each group sums for
     /// itself, its first rank speaks for it among all groups, and passes on what comes of that.
     pub fn sum(&mut self, mut values: Vec<f64>) -> Result<Vec<f64>, CommError> {
@@ -330,8 +396,9 @@ impl Team {
     /// Leaves all groups in order, so that slower peers see an end and not a death.
     pub fn retire(self) {
         self.tensor.retire();
-        for group in [self.column, self.speakers].into_iter().flatten() {
-            group.retire();
+        self.exchange.into_groups().retire();
+        if let Some(speakers) = self.speakers {
+            speakers.retire();
         }
     }
 }

@@ -13,6 +13,7 @@ pub mod groups;
 pub mod messages;
 pub mod order;
 pub mod pace;
+pub mod parcels;
 pub mod rank;
 pub mod reshard;
 pub mod session;

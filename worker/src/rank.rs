@@ -4,7 +4,6 @@ mod error;
 
 use crate::abort::Aborts;
 use crate::corpus::Corpus;
-use crate::exchange::sum_over_replicas;
 use crate::groups::{Joined, Joiner, Team, join_all};
 use crate::messages::{Committed, Phase, Prepare, Share, StepPart, StepVote, Timeouts, WorkerState};
 use crate::pace::Pace;
@@ -42,7 +41,7 @@ pub struct Rank<T: Real> {
     corpus: Corpus,
     epoch: Epoch,
     shard: Option<Shard<T>>,
-    team: Option<Team>,
+    team: Option<Team<T>>,
     next: Option<Next<T>>,
     committed: Step,
     vote: Option<StepVote>,
@@ -66,7 +65,7 @@ struct Attempt {
 struct Next<T: Real> {
     epoch: Epoch,
     step: Step,
-    team: Option<Team>,
+    team: Option<Team<T>>,
     /// `None`: the shard stays as it is.
     shard: Option<Shard<T>>,
 }
@@ -181,7 +180,7 @@ impl<T: Real + Element> Rank<T> {
             return Err(RankError::Refused(format!("epoch {} is closed already", prepare.epoch)));
         }
         let joiner = Joiner {
-            job: &self.setting.job.name,
+            job: &self.setting.job,
             me: &self.setting.worker,
             prepare,
             timeouts: self.setting.timeouts,
@@ -289,6 +288,7 @@ impl<T: Real + Element> Rank<T> {
         let waited_before = pace.waited();
 
         shard.zero_gradients();
+        team.exchange.begin();
         let tokens = f64::from(job.batch.global) * f64::from(job.model.seq_len);
         let mut loss = 0.0;
         let mut done = 0;
@@ -296,19 +296,25 @@ impl<T: Real + Element> Rank<T> {
             let count = job.batch.micro.min(share.count - done);
             pace.enter_batch(done / job.batch.micro);
             let batch = self.corpus.batch(share.first + u64::from(done), count as usize)?;
-            loss += shard.forward_backward(&batch, 1.0 / tokens, &mut team.tensor)?;
             done += count;
+            let Team { tensor, exchange, .. } = team;
+            loss += if done < share.count {
+                shard.forward_backward(&batch, 1.0 / tokens, tensor)?
+            } else {
+                shard.forward_backward_into(&batch, 1.0 / tokens, tensor, exchange)?
+            };
         }
-        if team.sync.is_needed() {
-            pace.enter(StepPart::Sums);
-            sum_over_replicas(&job.model, shard, team)?;
-        }
+        pace.enter(StepPart::Sums);
+        team.exchange.finish(shard, &mut team.tensor)?;
         attempt.prepared = true;
 
         pace.enter(StepPart::Vote);
         // The vote: success means that every member has every reduced gradient of this step.
-        let first = team.tensor.rank() == 0;
-        let norm = if team.speaks_for_norm { shard.gradient_norm_squared(first) } else { 0.0 };
+        let norm = match (team.speaks_for_norm, team.tensor.rank()) {
+            (true, 0) => team.exchange.norm_squared() + shard.replicated_norm_squared(),
+            (true, _) => team.exchange.norm_squared(),
+            (false, _) => 0.0,
+        };
         let loss = if team.speaks_for_loss { loss / tokens } else { 0.0 };
         let result = team.sum(vec![norm, loss, f64::from(u8::from(ask_pause))])?;
         let vote = StepVote { grad_norm_squared: result[0], loss: result[1] };

@@ -1,6 +1,7 @@
 //! Where gradients meet over the replicas, as one rank sees it: a pure reading of the layout's sync columns.
 
 use reknit_layout::{Axis, Layout, Place, ReplicaId, Slot, SyncColumns, Units};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Units of several axes, in the order in which their values travel.
 pub type Pieces = Vec<(Axis, Units)>;
@@ -12,8 +13,12 @@ pub struct SyncPlan {
     pub replicas: usize,
     /// The first replica that trains.
     pub first_replica: ReplicaId,
-    /// Somebody in this group hands units over, so all of it takes part in the exchange.
-    pub handover: bool,
+    /// How many columns there are.
+    pub columns: usize,
+    /// What this rank owns.
+    pub owned: BTreeMap<Axis, Units>,
+    /// Where somebody in this group hands units over: all of it takes part in that.
+    pub crossing: BTreeSet<Axis>,
     /// What this rank hands to each rank, for that rank's column.
     pub give: Vec<Pieces>,
     /// What each rank hands to this one, for this one's column.
@@ -51,13 +56,16 @@ impl SyncPlan {
             });
             pieces.filter(|(_, units)| !units.is_empty()).collect()
         };
-        let crossing = |owner: &Slot| active.iter().any(|host| !owned_in_column_of(*owner, *host).is_empty());
+        let pairs = active.iter().flat_map(|owner| active.iter().map(move |host| (*owner, *host)));
+        let crossing = pairs.flat_map(|(owner, host)| owned_in_column_of(owner, host));
 
         let replicas = sync.hosts.iter().filter(|hosts| !hosts.is_empty()).count();
         Some(Self {
             replicas,
             first_replica: ReplicaId(sync.hosts.iter().position(|hosts| !hosts.is_empty())? as u32),
-            handover: replicas > 1 && active.iter().any(crossing),
+            columns: sync.columns as usize,
+            owned: group.owned(place.slot),
+            crossing: crossing.map(|(axis, _)| axis).filter(|_| replicas > 1).collect(),
             give: active.iter().map(|host| owned_in_column_of(place.slot, *host)).collect(),
             take: active.iter().map(|owner| owned_in_column_of(*owner, place.slot)).collect(),
             column: column_of(place.slot).map(|index| Column::new(sync, index)),

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // A failed set-up fails the test.
 
+#[allow(dead_code)] // Other tests need other parts of it.
 mod crew;
 
 use crew::fault::{Fault, How};

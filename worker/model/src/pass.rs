@@ -126,9 +126,7 @@ impl<T: Real> Shard<T> {
 
     /// Every bucket in the order in which a backward pass finishes them.
     pub fn buckets(&self) -> impl Iterator<Item = Bucket> + use<T> {
-        let layers = (0..self.model.layers).rev();
-        let layers = layers.flat_map(|layer| [Axis::ffn(layer), Axis::attn(layer)].map(Bucket::Axis));
-        layers.chain([Bucket::Replicated, Bucket::Axis(Axis::vocab())])
+        Bucket::in_order(&self.model)
     }
 
     /// The sum of the batch's cross-entropies, as [`Shard::forward_backward`] returns it.

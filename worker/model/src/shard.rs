@@ -159,9 +159,14 @@ impl<T: Real> Shard<T> {
 
     /// Parameters of one unit.
     pub fn unit_len(model: &ModelSpec, family: Family) -> usize {
+        Self::unit_parts(model, family).iter().sum()
+    }
+
+    /// Parameters of one unit's input rows, and of its output rows.
+    pub fn unit_parts(model: &ModelSpec, family: Family) -> [usize; 2] {
         let shape = Shape::new(model);
         let (input, output) = shape.unit_rows(family);
-        (input + output) * shape.hidden
+        [input * shape.hidden, output * shape.hidden]
     }
 
     pub(crate) fn axis(&self, axis: Axis) -> Option<&AxisShard<T>> {
@@ -326,12 +331,17 @@ impl<T: Real> Shard<T> {
     /// group should): axis by axis in the order of [`ModelSpec::axes`], and last the replicated ones.
     pub fn gradient_norm_squared(&self, include_replicated: bool) -> f64 {
         let axes = self.attn.iter().zip(&self.ffn).flat_map(|(attn, ffn)| [attn, ffn]).chain([&self.vocab]);
-        let replicated = if include_replicated { squares(&self.replicated_gradients) } else { 0.0 };
+        let replicated = if include_replicated { self.replicated_norm_squared() } else { 0.0 };
         axes.map(|axis| squares(&axis.gradients)).sum::<f64>() + replicated
     }
 
     /// The sum of the squared gradients of the owned units of one axis.
     pub fn axis_norm_squared(&self, axis: Axis) -> f64 {
         self.axis(axis).map_or(0.0, |shard| squares(&shard.gradients))
+    }
+
+    /// The sum of the squared gradients of the replicated parameters.
+    pub fn replicated_norm_squared(&self) -> f64 {
+        squares(&self.replicated_gradients)
     }
 }

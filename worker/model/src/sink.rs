@@ -2,6 +2,7 @@
 
 use crate::Shard;
 use reknit_layout::Axis;
+use reknit_layout::job::ModelSpec;
 use std::convert::Infallible;
 
 /// Gradients that become final together.
@@ -11,6 +12,15 @@ pub enum Bucket {
     Axis(Axis),
     /// The norms.
     Replicated,
+}
+
+impl Bucket {
+    /// Every bucket in the order in which a backward pass finishes them.
+    pub fn in_order(model: &ModelSpec) -> impl Iterator<Item = Self> + use<> {
+        let layers = (0..model.layers).rev();
+        let layers = layers.flat_map(|layer| [Axis::ffn(layer), Axis::attn(layer)].map(Self::Axis));
+        layers.chain([Self::Replicated, Self::Axis(Axis::vocab())])
+    }
 }
 
 /// Is told during a backward pass that a bucket's gradients will not change any more.

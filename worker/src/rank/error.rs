@@ -5,6 +5,7 @@ use crate::exchange::ExchangeError;
 use crate::groups::CommError;
 use crate::reshard::ReshardError;
 use reknit_model::{BatchError, RebuildError, ShardError, StepError};
+use std::convert::Infallible;
 
 #[derive(Debug, thiserror::Error)]
 pub enum RankError {
@@ -35,16 +36,24 @@ impl From<ExchangeError> for RankError {
         match error {
             ExchangeError::Plane(error) => error.into(),
             ExchangeError::Shard(error) => Self::Shard(error),
+            ExchangeError::OutOfTurn(_) => Self::Refused(error.to_string()),
         }
     }
 }
 
-impl From<StepError<CommError>> for RankError {
-    fn from(error: StepError<CommError>) -> Self {
+impl<S: Into<Self> + std::error::Error> From<StepError<CommError, S>> for RankError {
+    fn from(error: StepError<CommError, S>) -> Self {
         match error {
             StepError::Batch(error) => Self::Batch(error),
             StepError::Parallel(error) => error.into(),
+            StepError::Sink(error) => error.into(),
         }
+    }
+}
+
+impl From<Infallible> for RankError {
+    fn from(never: Infallible) -> Self {
+        match never {}
     }
 }
 

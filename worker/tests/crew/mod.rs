@@ -14,6 +14,7 @@ use reknit_plane::host::HostPlane;
 use reknit_plane::{Element, Plane, Ticket};
 use reknit_worker::abort::Aborts;
 use reknit_worker::messages::{Committed, Participant, Phase, Prepare, StepVote, Timeouts, WorkerState};
+use reknit_worker::pace::Pace;
 use reknit_worker::rank::{Rank, Setting};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,7 +33,8 @@ pub(crate) struct Seat<T: Real + Element> {
     pub(crate) place: Place,
     pub(crate) rank: Rank<T>,
     pub(crate) plane: Arc<dyn Plane>,
-    trigger: Arc<Trigger>,
+    pub(crate) pace: Arc<Pace>,
+    pub(crate) trigger: Arc<Trigger>,
     /// An error in the last run.
     pub(crate) failed: Option<String>,
 }
@@ -171,16 +173,17 @@ impl<T: Real + Element> Crew<T> {
             inner: Arc::new(HostPlane::new(&node, "127.0.0.1").unwrap()),
             trigger: Arc::clone(&trigger),
         });
+        let pace = Arc::<Pace>::default();
         let setting = Setting {
             worker: worker.clone(),
             job: Arc::clone(&self.job),
             timeouts: TIMEOUTS,
             plane: Arc::clone(&plane),
             aborts: Arc::new(Aborts::new(Arc::clone(&plane))),
-            pace: Arc::default(),
+            pace: Arc::clone(&pace),
         };
         let rank = Rank::new(setting).unwrap();
-        self.seats.push(Seat { worker, place, rank, plane, trigger, failed: None });
+        self.seats.push(Seat { worker, place, rank, plane, pace, trigger, failed: None });
         self.seats.sort_by_key(|seat| seat.place);
     }
 

@@ -1,0 +1,148 @@
+//! What a step costs beside its computing, at about 10 million parameters: how much of the sum over replicas is hidden
+//! under the backward pass, what the hand-over to column hosts adds, and what orchestration adds. Ranks are threads of
+//! this process over the real host plane. The ways to take a step alternate, and every figure is a ratio of medians of one run.
+//!
+//! `cargo run --release -p reknit-worker --example bench_step [-- ROUNDS [LINK]]`: LINK is the rate in MB/s of a
+//! pretended link between replicas that takes no processor, as on a cluster; 0 for none.
+
+mod lineup;
+mod link;
+mod orchestrated;
+
+use lineup::{Orders, Rank, hire, job, line_up};
+use orchestrated::Orchestrated;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+/// How a step treats the sum over replicas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// Gradients leave under the backward pass.
+    Under,
+    /// They leave after it.
+    After,
+    /// They stay.
+    Without,
+    /// Under the pass, but nothing is handed over: what others own of a host's column is left out.
+    Alone,
+}
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let rounds = args.next().map_or(15, |text| text.parse().expect("ROUNDS is a number"));
+    let link = args.next().map_or(0.0, |text| text.parse().expect("LINK is a number"));
+    println!("layout        under    after  without  backward | hidden  can be | hand-over of backward");
+    for (name, data, tensor, lost) in
+        [("2x2", 2, 2, false), ("3x1", 3, 1, false), ("2x2 minus 1", 2, 2, true), ("2x3 minus 1", 2, 3, true)]
+    {
+        let mut ranks = line_up(data, tensor, lost, link);
+        let mut ways = vec![Way::Under, Way::After, Way::Without];
+        if lost {
+            ways.push(Way::Alone);
+        }
+        let times = measure(&mut ranks, &ways, rounds);
+        let ms = |way: Way| median(times.iter().filter(|(of, ..)| *of == way).map(|(_, step, _)| *step));
+        let backward =
+            median(times.iter().filter(|(of, ..)| *of == Way::Without).map(|(.., backward)| *backward));
+        let (under, after, without) = (ms(Way::Under), ms(Way::After), ms(Way::Without));
+        let hidden = (after - under) / (after - without);
+        print!(
+            "{name:12} {under:6.1} {after:8.1} {without:8.1} {backward:9.1} | {:5.0}% {:6.0}%",
+            hidden * 100.0,
+            ranks[0].hideable() * 100.0
+        );
+        if lost {
+            print!(" | {:5.1}%", (under - ms(Way::Alone)) / backward * 100.0);
+        }
+        println!();
+    }
+    orchestration(rounds);
+}
+
+/// The same step with and without what a worker does around it, the session's thread looking on.
+fn orchestration(rounds: usize) {
+    let text = std::env::temp_dir().join(format!("reknit-bench-step-{}", std::process::id()));
+    let words: String = (0..4000).map(|i| format!("line {i} of {} words, ", i * 7919 % 1013)).collect();
+    std::fs::write(&text, words).expect("the text can be written");
+    let job = Arc::new(job(2, 2, &text.display().to_string()));
+    let members = hire(&job, false, 0.0);
+    let orders = Orders::new(&job, &members);
+    let mut bare = line_up(2, 2, false, 0.0);
+    let (start, over) = (Barrier::new(members.len()), AtomicBool::new(false));
+    let times: Vec<(Duration, Duration)> = std::thread::scope(|scope| {
+        let running: Vec<_> = members
+            .iter()
+            .zip(&mut bare)
+            .map(|(member, bare)| {
+                let (job, orders, start, over) = (&job, &orders, &start, &over);
+                scope.spawn(move || {
+                    let mut rank = Orchestrated::join(job, orders, member);
+                    let status = rank.status();
+                    let session = scope.spawn(move || {
+                        while !over.load(Ordering::Relaxed) {
+                            std::hint::black_box((status.trained(), status.pace().activity()));
+                            std::thread::sleep(Duration::from_millis(100));
+                        }
+                    });
+                    let mut times = Vec::new();
+                    for round in 0..rounds * 3 + 2 {
+                        start.wait();
+                        let with = rank.step();
+                        start.wait();
+                        let (without, _) = bare.step(Way::Under);
+                        if round >= 2 {
+                            times.push((with, without));
+                        }
+                    }
+                    start.wait();
+                    over.store(true, Ordering::Relaxed);
+                    session.join().expect("the session ends");
+                    times
+                })
+            })
+            .collect();
+        let mut times: Vec<_> = running.into_iter().map(|rank| rank.join().expect("a rank failed")).collect();
+        times.swap_remove(0)
+    });
+    let _ = std::fs::remove_file(text);
+    let with = median(times.iter().map(|(with, _)| *with));
+    let without = median(times.iter().map(|(_, without)| *without));
+    let overhead = (with - without) / without * 100.0;
+    println!("2x2, orchestrated {with:.1} ms, bare {without:.1} ms: {overhead:+.1}%");
+}
+
+/// Of every step that the first rank took: how, its time, and that of its backward pass.
+fn measure(ranks: &mut [Rank], ways: &[Way], rounds: usize) -> Vec<(Way, Duration, Duration)> {
+    let start = Barrier::new(ranks.len());
+    std::thread::scope(|scope| {
+        let running: Vec<_> = ranks
+            .iter_mut()
+            .map(|rank| {
+                let start = &start;
+                scope.spawn(move || {
+                    let mut times = Vec::new();
+                    for round in 0..rounds + 2 {
+                        for way in ways {
+                            start.wait();
+                            let (step, backward) = rank.step(*way);
+                            // The first ones find the memory unmapped.
+                            if round >= 2 {
+                                times.push((*way, step, backward));
+                            }
+                        }
+                    }
+                    times
+                })
+            })
+            .collect();
+        let mut times: Vec<_> = running.into_iter().map(|rank| rank.join().expect("a rank failed")).collect();
+        times.swap_remove(0)
+    })
+}
+
+fn median(times: impl Iterator<Item = Duration>) -> f64 {
+    let mut times: Vec<_> = times.collect();
+    times.sort();
+    times[times.len() / 2].as_secs_f64() * 1e3
+}

@@ -1,0 +1,267 @@
+//! The way of every gradient through hand-over, sum and return, in memory: every rank ends with the sum over replicas.
+
+#![allow(clippy::unwrap_used)] // A failed set-up fails the test.
+
+use reknit_layout::{
+    Axis, Epoch, GpuId, Holding, Incarnation, JobSpec, Layout, Place, PlanRequest, Step, Topology, Units,
+    WorkerKey, candidates,
+};
+use reknit_model::{Bucket, Shard};
+use reknit_worker::parcels::{PARCEL_BYTES, Parcel, pack, unpack};
+use reknit_worker::sync::SyncPlan;
+use std::collections::BTreeMap;
+
+fn job(data: u32, tensor: u32, model: &str) -> JobSpec {
+    let toml = format!(
+        r#"
+name = "parcels"
+[model]
+kind = "decoder"
+layers = 2
+{model}
+vocab_block = 16
+seq_len = 8
+dtype = "f64"
+[parallel]
+data = {data}
+tensor = {tensor}
+min_tensor = 1
+[batch]
+global = 10
+micro = 3
+[optimizer]
+lr = 3e-3
+warmup_steps = 5
+decay_steps = 200
+min_lr = 0.0
+betas = [0.9, 0.95]
+eps = 1e-8
+weight_decay = 0.1
+grad_clip = 1.0
+[data]
+files = ["text.txt"]
+[run]
+steps = 1
+seed = 11
+"#
+    );
+    JobSpec::parse(&toml, "parcels.toml").unwrap()
+}
+
+fn worker(place: Place) -> WorkerKey {
+    WorkerKey { gpu: GpuId(format!("GPU-{}-{}", place.replica, place.slot)), incarnation: Incarnation(1) }
+}
+
+/// The layout after all places were filled and then these were lost.
+fn layout(job: &JobSpec, lost: &[(u32, u32)]) -> Layout {
+    let plan = |places: &[Place], holdings: BTreeMap<WorkerKey, Holding>, fresh: bool| {
+        let members = places.iter().map(|place| (*place, worker(*place)));
+        let workers = candidates(members, holdings);
+        let topology = Topology::default();
+        let request = PlanRequest { job, topology: &topology, epoch: Epoch(1), workers: &workers, fresh };
+        reknit_layout::plan(&request).unwrap().layout
+    };
+    let all = (0..job.parallel.data)
+        .flat_map(|replica| (0..job.parallel.tensor).map(move |slot| Place::new(replica, 0, slot)));
+    let all: Vec<_> = all.collect();
+    let nominal = plan(&all, BTreeMap::new(), true);
+    let left: Vec<_> =
+        all.into_iter().filter(|place| !lost.contains(&(place.replica.0, place.slot.0))).collect();
+    let held = nominal.holdings(Step(1)).filter(|(place, _)| left.contains(place));
+    plan(&left, held.map(|(place, holding)| (worker(place), holding)).collect(), false)
+}
+
+/// What a replica's batch made of one element: whole numbers, so that sums are exact.
+fn gradient(replica: usize, bucket: Bucket, side: usize, unit: u32, element: usize) -> f64 {
+    let of_bucket = match bucket {
+        Bucket::Axis(Axis { family, layer }) => {
+            (family as usize + 1) * 10 + layer.map_or(0, |layer| layer as usize + 1)
+        }
+        Bucket::Replicated => 7,
+    };
+    (((of_bucket * 2 + side) * 1009 + unit as usize) * 10_007 + element) as f64
+        * [1.0, 3.0, 17.0, 129.0][replica]
+}
+
+/// A bucket's gradients as a shard that owns these units stores them.
+fn stored(
+    job: &JobSpec,
+    owned: &BTreeMap<Axis, Units>,
+    bucket: Bucket,
+    of: impl Fn(usize, u32, usize) -> f64,
+) -> Vec<f64> {
+    match bucket {
+        Bucket::Axis(axis) => {
+            let units = owned.get(&axis).cloned().unwrap_or_default();
+            let mut values = Vec::new();
+            for (side, len) in Shard::<f64>::unit_parts(&job.model, axis.family).into_iter().enumerate() {
+                for unit in units.iter() {
+                    values.extend((0..len).map(|element| of(side, unit, element)));
+                }
+            }
+            values
+        }
+        Bucket::Replicated => {
+            (0..job.model.replicated_params() as usize).map(|element| of(0, 0, element)).collect()
+        }
+    }
+}
+
+struct Rank {
+    place: Place,
+    sync: SyncPlan,
+    parcels: Vec<Parcel>,
+    own: Vec<Vec<f64>>,
+    handed: Vec<f64>,
+    column: Vec<f64>,
+}
+
+/// What each rank of a group gets when each gives these, cut by `counts`.
+fn all_to_all(given: &[(Vec<f64>, Vec<usize>)]) -> Vec<Vec<f64>> {
+    let part = |(values, counts): &(Vec<f64>, Vec<usize>), to: usize| {
+        let start: usize = counts[..to].iter().sum();
+        values[start..start + counts[to]].to_vec()
+    };
+    (0..given.len()).map(|to| given.iter().flat_map(|from| part(from, to)).collect()).collect()
+}
+
+/// Returns how many parcels a step has, and whether anything was handed over.
+fn check(job: &JobSpec, layout: &Layout, target: usize) -> (usize, bool) {
+    let mut groups: Vec<Vec<Rank>> = layout
+        .groups
+        .iter()
+        .map(|group| {
+            let places = group.members().map(|(place, _)| place);
+            let rank = |place: Place| {
+                let sync = SyncPlan::new(layout, place).unwrap();
+                let parcels = Parcel::all::<f64>(&job.model, &sync, target).unwrap();
+                Rank { place, sync, parcels, own: Vec::new(), handed: Vec::new(), column: Vec::new() }
+            };
+            places.map(rank).collect()
+        })
+        .collect();
+    let buckets = |rank: &Rank| rank.parcels.iter().map(|parcel| parcel.buckets.clone()).collect::<Vec<_>>();
+    let order = buckets(&groups[0][0]);
+    assert!(groups.iter().flatten().all(|rank| buckets(rank) == order), "all ranks have the same parcels");
+    assert_eq!(order.concat(), Bucket::in_order(&job.model).collect::<Vec<_>>());
+
+    let mut travelled = false;
+    for number in 0..order.len() {
+        for group in &mut groups {
+            let mut given = Vec::new();
+            for rank in group.iter_mut() {
+                let Rank { place, sync, parcels, own, .. } = rank;
+                let parcel = &parcels[number];
+                let replica = place.replica.0 as usize;
+                let made = parcel.buckets.iter().map(|bucket| {
+                    stored(job, &sync.owned, *bucket, |side, unit, element| {
+                        gradient(replica, *bucket, side, unit, element)
+                    })
+                });
+                *own = made.collect();
+                let mut values = vec![f64::NAN; parcel.give_counts.iter().sum()];
+                pack(&parcel.give, own, &mut values);
+                travelled |= !values.is_empty();
+                given.push((values, parcel.give_counts.clone()));
+            }
+            for (rank, handed) in group.iter_mut().zip(all_to_all(&given)) {
+                let parcel = &rank.parcels[number];
+                assert_eq!(handed.len(), parcel.take_counts.iter().sum::<usize>());
+                assert!(handed.is_empty() || parcel.crossing);
+                rank.handed = handed;
+                rank.column = vec![f64::NAN; parcel.column];
+                pack(&parcel.keep, &rank.own, &mut rank.column);
+                pack(&parcel.take, std::slice::from_ref(&rank.handed), &mut rank.column);
+                assert!(!parcel.whole || rank.column == rank.own[0], "it could not be moved as it lies");
+            }
+        }
+        let mut sums: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+        for rank in groups.iter().flatten() {
+            let Some(column) = &rank.sync.column else { continue };
+            let sum = sums.entry(column.index).or_insert_with(|| vec![0.0; rank.column.len()]);
+            assert_eq!(sum.len(), rank.column.len());
+            sum.iter_mut().zip(&rank.column).for_each(|(sum, value)| *sum += value);
+        }
+        for group in &mut groups {
+            let mut returned = Vec::new();
+            for rank in group.iter_mut() {
+                let parcel = &rank.parcels[number];
+                if let Some(column) = &rank.sync.column {
+                    unpack(&parcel.keep, &sums[&column.index], &mut rank.own);
+                    unpack(&parcel.take, &sums[&column.index], std::slice::from_mut(&mut rank.handed));
+                }
+                returned.push((rank.handed.clone(), parcel.take_counts.clone()));
+            }
+            for (at, (rank, given)) in group.iter_mut().zip(all_to_all(&returned)).enumerate() {
+                let Rank { sync, parcels, own, place, .. } = rank;
+                unpack(&parcels[number].give, &given, own);
+                for (bucket, values) in order[number].iter().zip(own) {
+                    if *bucket == Bucket::Replicated && at != sync.replicated_root {
+                        continue;
+                    }
+                    let replicas = 0..job.parallel.data as usize;
+                    let expected = stored(job, &sync.owned, *bucket, |side, unit, element| {
+                        replicas.clone().map(|replica| gradient(replica, *bucket, side, unit, element)).sum()
+                    });
+                    assert!(*values == expected, "{place}: {bucket:?} is not the sum over replicas");
+                }
+            }
+        }
+    }
+    (order.len(), travelled)
+}
+
+const WIDE: &str =
+    "hidden = 48\nheads = 12\nkv_heads = 12\nhead_dim = 4\nffn = 96\nffn_block = 8\nvocab = 256";
+/// A unit a slot, and one table for both ends.
+const NARROW: &str = "hidden = 16\nheads = 8\nkv_heads = 4\nhead_dim = 2\nffn = 32\nffn_block = 8\nvocab = 256\ntie_embeddings = true";
+
+#[test]
+fn every_gradient_becomes_the_sum_over_replicas_on_whoever_owns_it() {
+    type Lost = &'static [(u32, u32)];
+    let losses: [(u32, u32, Lost); 8] = [
+        (2, 4, &[]),
+        (3, 1, &[]),
+        (2, 2, &[(1, 0)]),
+        (2, 4, &[(1, 2)]),
+        (2, 3, &[(0, 0), (1, 2)]),
+        (3, 4, &[(0, 1), (2, 0), (2, 3)]),
+        (4, 4, &[(0, 0), (1, 1), (2, 2), (3, 3)]),
+        (2, 4, &[(1, 0), (1, 1), (1, 3)]),
+    ];
+    for model in [WIDE, NARROW] {
+        for (data, tensor, lost) in losses {
+            let job = job(data, tensor, model);
+            let layout = layout(&job, lost);
+            let uneven = !lost.is_empty();
+            let parcels = [0, PARCEL_BYTES, usize::MAX].map(|target| {
+                let (parcels, travelled) = check(&job, &layout, target);
+                assert_eq!(travelled, uneven, "{data}x{tensor} without {lost:?}");
+                parcels
+            });
+            assert!(parcels[0] == 6 && parcels[2] == 1, "{parcels:?}");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_copied_where_all_replicas_are_split_alike() {
+    let job = job(2, 4, WIDE);
+    let layout = layout(&job, &[]);
+    let sync = SyncPlan::new(&layout, Place::new(1, 0, 2)).unwrap();
+    for parcel in Parcel::all::<f64>(&job.model, &sync, 0).unwrap() {
+        assert!(parcel.whole || parcel.buckets == [Bucket::Replicated], "{parcel:?}");
+    }
+}
+
+#[test]
+fn a_column_with_a_unit_that_nobody_brings_is_refused() {
+    let job = job(2, 2, WIDE);
+    let layout = layout(&job, &[(1, 0)]);
+    let place = Place::new(0, 0, 0);
+    let mut sync = SyncPlan::new(&layout, place).unwrap();
+    assert!(sync.column.is_some() && !sync.crossing.is_empty());
+    sync.take[1].remove(0);
+    let hole = Parcel::all::<f64>(&job.model, &sync, 0).unwrap_err().to_string();
+    assert!(hole.contains("nobody in the group brings attn/"), "{hole}");
+}
