@@ -15,27 +15,34 @@ pub(crate) struct Saved<T> {
     active: Vec<T>,
 }
 
-/// This rank's part of the block's result, to be summed over the group.
-pub(crate) fn forward<T: Real>(
+/// Makes what [`project`] and the backward pass need.
+pub(crate) fn activate<T: Real>(
     extent: &Extent<'_, T>,
     axis: &AxisShard<T>,
     normed: &[T],
     saved: &mut Saved<T>,
-    out: &mut Vec<T>,
 ) {
+    let team = extent.team;
     let (tokens, hidden, block) = (extent.tokens(), extent.shape.hidden, extent.shape.ffn_block);
     let narrow = axis.units.len() as usize * block;
     let Saved { gate_up, active } = saved;
     size(gate_up, tokens * 2 * narrow);
     size(active, tokens * narrow);
-    axis.input.expand(Extents { tokens, rows: 2 * narrow, hidden }, normed, gate_up);
-    // A row is a whole number of units, so units can be walked without regard to rows.
-    for (pair, active) in gate_up.chunks_exact(2 * block).zip(active.chunks_exact_mut(block)) {
-        let (gate, up) = pair.split_at(block);
-        swiglu(gate, up, active);
-    }
+    axis.input.expand(Extents { team, tokens, rows: 2 * narrow, hidden }, normed, gate_up);
+    swiglu(team, gate_up, block, active);
+}
+
+/// This rank's part of the block's result, to be summed over the group.
+pub(crate) fn project<T: Real>(
+    extent: &Extent<'_, T>,
+    axis: &AxisShard<T>,
+    saved: &Saved<T>,
+    out: &mut Vec<T>,
+) {
+    let (team, tokens, hidden) = (extent.team, extent.tokens(), extent.shape.hidden);
+    let rows = axis.units.len() as usize * extent.shape.ffn_block;
     size(out, tokens * hidden);
-    axis.output.contract(Extents { tokens, rows: narrow, hidden }, active, out);
+    axis.output.contract(Extents { team, tokens, rows, hidden }, &saved.active, out);
 }
 
 /// Writes this rank's part of the gradient of `normed`, to be summed over the group. [`weight_gradients`] is to follow.
@@ -49,17 +56,15 @@ pub(crate) fn backward<T: Real>(
     let (tokens, hidden, block) = (extent.tokens(), extent.shape.hidden, extent.shape.ffn_block);
     let narrow = axis.units.len() as usize * block;
     let Saved { gate_up, .. } = saved;
-    let Scratch { d_normed, d_wide: d_gate_up, d_narrow: d_active, d_square: _ } = scratch;
+    let Scratch { d_normed, d_wide: d_gate_up, d_narrow: d_active, .. } = scratch;
+    let team = extent.team;
 
     size(d_active, tokens * narrow);
-    axis.output.contract_d_x(Extents { tokens, rows: narrow, hidden }, d_out, d_active);
+    axis.output.contract_d_x(Extents { team, tokens, rows: narrow, hidden }, d_out, d_active);
     size(d_gate_up, tokens * 2 * narrow);
-    let units = gate_up.chunks_exact(2 * block).zip(d_active.chunks_exact(block));
-    for ((pair, d_active), d_pair) in units.zip(d_gate_up.chunks_exact_mut(2 * block)) {
-        swiglu_backward(pair.split_at(block), d_active, d_pair.split_at_mut(block));
-    }
+    swiglu_backward(team, gate_up, block, d_active, d_gate_up);
     size(d_normed, tokens * hidden);
-    axis.input.expand_d_x(Extents { tokens, rows: 2 * narrow, hidden }, d_gate_up, d_normed);
+    axis.input.expand_d_x(Extents { team, tokens, rows: 2 * narrow, hidden }, d_gate_up, d_normed);
 }
 
 /// Adds the gradients of the weights, after [`backward`] and with its scratch: they are final then, as far as this batch goes.
@@ -71,9 +76,9 @@ pub(crate) fn weight_gradients<T: Real>(
     d_out: &[T],
     scratch: &Scratch<T>,
 ) {
-    let (tokens, hidden) = (extent.tokens(), extent.shape.hidden);
+    let (team, tokens, hidden) = (extent.team, extent.tokens(), extent.shape.hidden);
     let rows = axis.units.len() as usize * extent.shape.ffn_block;
     let [(_, of_input), (_, of_output)] = axis.with_gradients();
-    add_weight_gradients(Extents { tokens, rows, hidden }, &saved.active, d_out, of_output);
-    add_weight_gradients(Extents { tokens, rows: 2 * rows, hidden }, &scratch.d_wide, normed, of_input);
+    add_weight_gradients(Extents { team, tokens, rows, hidden }, &saved.active, d_out, of_output);
+    add_weight_gradients(Extents { team, tokens, rows: 2 * rows, hidden }, &scratch.d_wide, normed, of_input);
 }

@@ -24,7 +24,7 @@ compile_error!("reknit-model exchanges its buffers as little-endian bytes and ha
 
 mod attention;
 mod batch;
-pub mod cpu;
+mod cpu;
 mod ffn;
 mod init;
 mod linear;
@@ -36,6 +36,7 @@ mod reshard;
 mod shape;
 mod shard;
 mod sink;
+mod team;
 mod vocab;
 
 pub use batch::{Batch, BatchError};
@@ -46,3 +47,4 @@ pub use real::Real;
 pub use reshard::{RebuildError, Received};
 pub use shard::{Shard, ShardError};
 pub use sink::{Bucket, GradientSink};
+pub use team::Team;

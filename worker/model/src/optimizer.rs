@@ -1,10 +1,13 @@
 //! AdamW with a warm-up and cosine schedule.
 
 use crate::Real;
+use crate::cpu::isa::versions;
 use crate::shard::{AxisShard, Shard, Tensor};
+use crate::team::Team;
 use reknit_layout::Step;
 use reknit_layout::job::OptimizerSpec;
 use std::f64::consts::PI;
+use std::sync::Arc;
 
 /// The learning rate of the step (from 1): linear up to `lr` at step `warmup_steps`, then a cosine down to `min_lr` at
 /// step `decay_steps`, and `min_lr` from there. With `decay_steps` 0 it stays at `lr`.
@@ -55,25 +58,46 @@ impl<T: Real> Shard<T> {
             epsilon: T::from_f64(optimizer.eps),
         };
         let kept = T::from_f64(1.0 - rate * optimizer.weight_decay);
+        let team = Arc::clone(&self.team);
         for (tensor, gradients) in self.axes_mut().flat_map(AxisShard::with_gradients) {
-            update.apply(tensor, gradients, kept);
+            update.apply(&team, tensor, gradients, kept);
         }
-        update.apply(&mut self.replicated, &self.replicated_gradients, T::ONE);
+        update.apply(&team, &mut self.replicated, &self.replicated_gradients, T::ONE);
     }
 }
 
 impl<T: Real> Update<T> {
     /// `kept` is what decay leaves of a weight.
-    fn apply(&self, tensor: &mut Tensor<T>, gradients: &[T], kept: T) {
+    fn apply(&self, team: &Team, tensor: &mut Tensor<T>, gradients: &[T], kept: T) {
         assert_eq!(gradients.len(), tensor.len(), "gradients are taken out");
-        let moments = tensor.first_moments.iter_mut().zip(&mut tensor.second_moments);
-        let values = tensor.weights.iter_mut().zip(gradients);
-        for ((weight, &gradient), (first, second)) in values.zip(moments) {
-            let gradient = gradient * self.clip;
-            *first = self.betas[0] * *first + self.rest[0] * gradient;
-            *second = self.betas[1] * *second + self.rest[1] * gradient * gradient;
-            let size = (*second * self.corrections[1]).sqrt() + self.epsilon;
-            *weight = *weight * kept - self.rate * (*first * self.corrections[0]) / size;
+        let Tensor { weights, first_moments, second_moments, .. } = tensor;
+        let moments = first_moments.chunks_mut(RANGE).zip(second_moments.chunks_mut(RANGE));
+        let ranges = weights.chunks_mut(RANGE).zip(gradients.chunks(RANGE)).zip(moments);
+        team.each(ranges, |((weights, gradients), (first, second))| {
+            update(self, kept, weights, gradients, first, second);
+        });
+    }
+}
+
+/// Values that a thread takes at once.
+const RANGE: usize = 1 << 14;
+
+versions! {
+    fn update<T>(
+        by: &Update<T>,
+        kept: T,
+        weights: &mut [T],
+        gradients: &[T],
+        first: &mut [T],
+        second: &mut [T],
+    ) {
+        let moments = first.iter_mut().zip(second);
+        for ((weight, &gradient), (first, second)) in weights.iter_mut().zip(gradients).zip(moments) {
+            let gradient = gradient * by.clip;
+            *first = by.betas[0] * *first + by.rest[0] * gradient;
+            *second = by.betas[1] * *second + by.rest[1] * gradient * gradient;
+            let size = (*second * by.corrections[1]).sqrt() + by.epsilon;
+            *weight = *weight * kept - by.rate * (*first * by.corrections[0]) / size;
         }
     }
 }

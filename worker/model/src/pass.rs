@@ -1,16 +1,18 @@
 //! The forward and the backward pass through the whole model.
 
 use crate::batch::{Batch, BatchError};
-use crate::cpu::kernels::{Rotary, add, rms_norm, rms_norm_backward, size};
+use crate::cpu::kernels::{Rotary, add, fill, norm_partials, rms_norm, rms_norm_backward, size};
 use crate::parallel::TensorParallel;
 use crate::shape::Shape;
 use crate::shard::Shard;
 use crate::sink::{Bucket, GradientSink, Nobody};
+use crate::team::Team;
 use crate::{Real, attention, ffn, vocab};
 use reknit_layout::Axis;
 use std::convert::Infallible;
 use std::error::Error;
 use std::mem;
+use std::sync::Arc;
 
 /// Why a pass did not finish. Gradients may hold a part of it: zero them before the next.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +30,7 @@ pub enum StepError<E: Error + 'static, S: Error + 'static = Infallible> {
 /// How much one pass computes.
 pub(crate) struct Extent<'a, T> {
     pub(crate) shape: &'a Shape,
+    pub(crate) team: &'a Team,
     pub(crate) samples: usize,
     pub(crate) seq_len: usize,
     pub(crate) rotary: &'a Rotary<T>,
@@ -67,14 +70,17 @@ pub(crate) struct Scratch<T> {
     pub(crate) d_normed: Vec<T>,
     pub(crate) d_wide: Vec<T>,
     pub(crate) d_narrow: Vec<T>,
-    pub(crate) d_square: Vec<T>,
+    /// A value for each row of the attention weights.
+    pub(crate) means: Vec<T>,
+    /// Sums over some of the tokens, to be added up in order.
+    pub(crate) partials: Vec<T>,
 }
 
 impl<T: Real> Norm<T> {
-    fn forward(&mut self, x: &[T], gain: &[T]) {
+    fn forward(&mut self, team: &Team, x: &[T], gain: &[T]) {
         size(&mut self.normed, x.len());
         size(&mut self.inverse, x.len() / gain.len());
-        rms_norm(x, gain, &mut self.normed, &mut self.inverse);
+        rms_norm(team, x, gain, &mut self.normed, &mut self.inverse);
     }
 }
 
@@ -178,24 +184,28 @@ impl<T: Real> Shard<T> {
         tp: &mut P,
     ) -> Result<f64, P::Error> {
         let Workspace { rotary, residual, norms, attn, ffn, vocab, .. } = workspace;
-        let extent = Extent { shape: &self.shape, samples: batch.samples, seq_len: batch.seq_len, rotary };
+        let team: &Team = &self.team;
+        let extent =
+            Extent { shape: &self.shape, team, samples: batch.samples, seq_len: batch.seq_len, rotary };
         let last = 2 * self.shape.layers;
         vocab::embed(&extent, &self.vocab, batch.inputs(), &mut residual[0]);
         tp.all_reduce_sum(&mut residual[0])?;
         for block in 0..last {
             let (before, after) = residual.split_at_mut(block + 1);
             let (before, after) = (&before[block], &mut after[0]);
-            norms[block].forward(before, self.gain(block));
+            norms[block].forward(team, before, self.gain(block));
             let (layer, normed) = (block / 2, &norms[block].normed);
             if block % 2 == 0 {
-                attention::forward(&extent, &self.attn[layer], normed, &mut attn[layer], after);
+                attention::attend(&extent, &self.attn[layer], normed, &mut attn[layer]);
+                attention::project(&extent, &self.attn[layer], &attn[layer], after);
             } else {
-                ffn::forward(&extent, &self.ffn[layer], normed, &mut ffn[layer], after);
+                ffn::activate(&extent, &self.ffn[layer], normed, &mut ffn[layer]);
+                ffn::project(&extent, &self.ffn[layer], &ffn[layer], after);
             }
             tp.all_reduce_sum(after)?;
-            add(after, before);
+            add(team, after, before);
         }
-        norms[last].forward(&residual[last], self.gain(last));
+        norms[last].forward(team, &residual[last], self.gain(last));
         vocab::cross_entropy(&extent, &self.vocab, &norms[last].normed, batch.targets(), vocab, tp)
     }
 
@@ -209,20 +219,21 @@ impl<T: Real> Shard<T> {
         sink: &mut S,
     ) -> Result<(), StepError<P::Error, S::Error>> {
         let Workspace { rotary, residual, norms, attn, ffn, vocab, d_residual, scratch } = workspace;
-        let shape = self.shape;
-        let extent = Extent { shape: &shape, samples: batch.samples, seq_len: batch.seq_len, rotary };
+        let (shape, team) = (self.shape, Arc::clone(&self.team));
+        let extent =
+            Extent { shape: &shape, team: &team, samples: batch.samples, seq_len: batch.seq_len, rotary };
         let last = 2 * shape.layers;
         vocab::cross_entropy_backward(&extent, &self.vocab, scale, vocab, scratch);
         tp.begin_sum(&mut scratch.d_normed).map_err(StepError::Parallel)?;
         vocab::head_gradients(&extent, &mut self.vocab, &norms[last].normed, vocab);
         tp.finish_sum(&mut scratch.d_normed).map_err(StepError::Parallel)?;
         size(d_residual, extent.tokens() * shape.hidden);
-        d_residual.fill(T::ZERO);
-        self.norm_backward(last, &residual[last], &norms[last], &scratch.d_normed, d_residual);
+        fill(&team, d_residual, T::ZERO);
+        self.norm_backward(last, &residual[last], &norms[last], scratch, d_residual);
         for block in (0..last).rev() {
             let (layer, normed) = (block / 2, &norms[block].normed);
             let axis = if block % 2 == 0 {
-                attention::backward(&extent, &self.attn[layer], &attn[layer], d_residual, scratch);
+                attention::backward(&extent, &self.attn[layer], &mut attn[layer], d_residual, scratch);
                 tp.begin_sum(&mut scratch.d_normed).map_err(StepError::Parallel)?;
                 let (axis, saved) = (&mut self.attn[layer], &attn[layer]);
                 attention::weight_gradients(&extent, axis, normed, saved, d_residual, scratch);
@@ -236,17 +247,27 @@ impl<T: Real> Shard<T> {
             };
             tp.finish_sum(&mut scratch.d_normed).map_err(StepError::Parallel)?;
             sink.ready(self, Bucket::Axis(axis)).map_err(StepError::Sink)?;
-            self.norm_backward(block, &residual[block], &norms[block], &scratch.d_normed, d_residual);
+            self.norm_backward(block, &residual[block], &norms[block], scratch, d_residual);
         }
         sink.ready(self, Bucket::Replicated).map_err(StepError::Sink)?;
         vocab::embed_backward(&extent, &mut self.vocab, batch.inputs(), d_residual);
         sink.ready(self, Bucket::Axis(Axis::vocab())).map_err(StepError::Sink)
     }
 
-    fn norm_backward(&mut self, block: usize, x: &[T], norm: &Norm<T>, d_normed: &[T], d_x: &mut [T]) {
-        let place = block * self.shape.hidden..(block + 1) * self.shape.hidden;
+    fn norm_backward(
+        &mut self,
+        block: usize,
+        x: &[T],
+        norm: &Norm<T>,
+        scratch: &mut Scratch<T>,
+        d_x: &mut [T],
+    ) {
+        let hidden = self.shape.hidden;
+        let Scratch { d_normed, partials, .. } = scratch;
+        size(partials, norm_partials(x.len() / hidden, hidden));
+        let place = block * hidden..(block + 1) * hidden;
         let gain = &self.replicated.weights[place.clone()];
         let d_gain = &mut self.replicated_gradients[place];
-        rms_norm_backward((x, gain, &norm.inverse), d_normed, d_x, d_gain);
+        rms_norm_backward(&self.team, (x, gain, &norm.inverse), d_normed, (d_x, d_gain), partials);
     }
 }

@@ -6,6 +6,7 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use reknit_layout::job::ModelSpec;
 use reknit_layout::{Axis, Units};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// What a rank got from others for its new shard.
 #[derive(Debug, Default)]
@@ -124,6 +125,9 @@ impl<T: Real> Shard<T> {
             return Err(RebuildError::OtherModel);
         }
         let mut shard = Self::zeros(model, owned);
+        if let Some(old) = old {
+            shard.team = Arc::clone(&old.team);
+        }
         for (&axis, units) in owned {
             let known = shard.owned.get(&axis).cloned().unwrap_or_default();
             let units = units.difference(&known);

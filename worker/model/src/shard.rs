@@ -1,14 +1,16 @@
 //! One rank's part of the model, and its gradients as the data-parallel sum sees them.
 
 use crate::Real;
-use crate::cpu::kernels::squares;
+use crate::cpu::kernels::{fill, squares};
 use crate::pass::Workspace;
 use crate::shape::Shape;
+use crate::team::Team;
 use reknit_layout::job::ModelSpec;
 use reknit_layout::{Axis, Family, Units};
 use std::collections::BTreeMap;
 use std::mem;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Weights, gradients and both Adam moments of one rank's units and of the replicated parameters.
 #[derive(Debug)]
@@ -23,6 +25,7 @@ pub struct Shard<T> {
     pub(crate) vocab: AxisShard<T>,
     pub(crate) replicated: Tensor<T>,
     pub(crate) replicated_gradients: Vec<T>,
+    pub(crate) team: Arc<Team>,
     /// Activations, kept from one step to the next to spare the allocations.
     pub(crate) workspace: Workspace<T>,
 }
@@ -149,8 +152,14 @@ impl<T: Real> Shard<T> {
             model: model.clone(),
             shape,
             owned,
+            team: Team::alone(),
             workspace: Workspace::default(),
         }
+    }
+
+    /// The threads that compute, instead of the caller's alone. No result depends on how many they are.
+    pub fn set_team(&mut self, team: Arc<Team>) {
+        self.team = team;
     }
 
     pub fn owned(&self) -> &BTreeMap<Axis, Units> {
@@ -209,9 +218,10 @@ impl<T: Real> Shard<T> {
 
     /// All gradients are zero, and those that were taken out are back.
     pub fn zero_gradients(&mut self) {
+        let team = Arc::clone(&self.team);
         let zero = |gradients: &mut Vec<T>, len| {
-            gradients.clear();
             gradients.resize(len, T::ZERO);
+            fill(&team, gradients, T::ZERO);
         };
         for axis in self.axes_mut() {
             let len = axis.len();
@@ -332,16 +342,16 @@ impl<T: Real> Shard<T> {
     pub fn gradient_norm_squared(&self, include_replicated: bool) -> f64 {
         let axes = self.attn.iter().zip(&self.ffn).flat_map(|(attn, ffn)| [attn, ffn]).chain([&self.vocab]);
         let replicated = if include_replicated { self.replicated_norm_squared() } else { 0.0 };
-        axes.map(|axis| squares(&axis.gradients)).sum::<f64>() + replicated
+        axes.map(|axis| squares(&self.team, &axis.gradients)).sum::<f64>() + replicated
     }
 
     /// The sum of the squared gradients of the owned units of one axis.
     pub fn axis_norm_squared(&self, axis: Axis) -> f64 {
-        self.axis(axis).map_or(0.0, |shard| squares(&shard.gradients))
+        self.axis(axis).map_or(0.0, |shard| squares(&self.team, &shard.gradients))
     }
 
     /// The sum of the squared gradients of the replicated parameters.
     pub fn replicated_norm_squared(&self) -> f64 {
-        squares(&self.replicated_gradients)
+        squares(&self.team, &self.replicated_gradients)
     }
 }

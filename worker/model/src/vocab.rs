@@ -1,7 +1,7 @@
 //! The two ends of the model, split by vocabulary rows: embedding, head and cross-entropy.
 
 use crate::Real;
-use crate::cpu::kernels::{add, exp_shifted, maximum, size};
+use crate::cpu::kernels::{add_range, exponentials as to_exponentials, maxima as row_maxima, shares, size};
 use crate::linear::{Extents, add_weight_gradients};
 use crate::parallel::TensorParallel;
 use crate::pass::{Extent, Scratch};
@@ -64,7 +64,7 @@ pub(crate) fn embed_backward<T: Real>(
     for (d_row, token) in d_out.chunks_exact(hidden).zip(inputs) {
         if let Some(unit) = units.position(token / block as u32) {
             let row = unit as usize * block + token as usize % block;
-            add(&mut gradients[row * hidden..(row + 1) * hidden], d_row);
+            add_range(&mut gradients[row * hidden..(row + 1) * hidden], d_row);
         }
     }
 }
@@ -78,7 +78,7 @@ pub(crate) fn cross_entropy<T: Real, P: TensorParallel<T>>(
     saved: &mut Saved<T>,
     group: &mut P,
 ) -> Result<f64, P::Error> {
-    let (tokens, hidden) = (extent.tokens(), extent.shape.hidden);
+    let (team, tokens, hidden) = (extent.team, extent.tokens(), extent.shape.hidden);
     let width = axis.units.len() as usize * extent.shape.vocab_block;
     let Saved { target_rows, exponentials, maxima, sums } = saved;
     target_rows.clear();
@@ -86,20 +86,17 @@ pub(crate) fn cross_entropy<T: Real, P: TensorParallel<T>>(
 
     size(exponentials, tokens * width);
     let head = if extent.shape.tied { &axis.input } else { &axis.output };
-    head.expand(Extents { tokens, rows: width, hidden }, normed, exponentials);
-    maxima.clear();
-    maxima.extend((0..tokens).map(|token| maximum(&exponentials[token * width..(token + 1) * width])));
+    head.expand(Extents { team, tokens, rows: width, hidden }, normed, exponentials);
+    size(maxima, tokens);
+    row_maxima(team, exponentials, maxima);
     group.all_reduce_max(maxima)?;
 
-    sums.clear();
-    sums.resize(2 * tokens, T::ZERO);
-    for token in 0..tokens {
-        let row = &mut exponentials[token * width..(token + 1) * width];
-        if let Some(target) = target_rows[token] {
-            sums[tokens + token] = row[target] - maxima[token];
-        }
-        sums[token] = exp_shifted(row, maxima[token]);
+    size(sums, 2 * tokens);
+    let (of_tokens, of_targets) = sums.split_at_mut(tokens);
+    for (token, (out, row)) in of_targets.iter_mut().zip(target_rows.iter()).enumerate() {
+        *out = row.map_or(T::ZERO, |row| exponentials[token * width + row] - maxima[token]);
     }
+    to_exponentials(team, exponentials, maxima, of_tokens);
     group.all_reduce_sum(sums)?;
     let (sums, targets) = sums.split_at(tokens);
     let losses = sums.iter().zip(targets).map(|(&sum, &target)| sum.ln() - target);
@@ -115,24 +112,20 @@ pub(crate) fn cross_entropy_backward<T: Real>(
     saved: &mut Saved<T>,
     scratch: &mut Scratch<T>,
 ) {
-    let (tokens, hidden) = (extent.tokens(), extent.shape.hidden);
+    let (team, tokens, hidden) = (extent.team, extent.tokens(), extent.shape.hidden);
     let width = axis.units.len() as usize * extent.shape.vocab_block;
     // From exponentials to gradients of the logits, in place: they are not needed again.
     let Saved { target_rows, exponentials: d_logits, sums, .. } = saved;
-    for token in 0..tokens {
-        let row = &mut d_logits[token * width..(token + 1) * width];
-        let factor = scale / sums[token];
-        for value in row.iter_mut() {
-            *value *= factor;
-        }
-        if let Some(target) = target_rows[token] {
-            row[target] += -scale;
+    shares(team, d_logits, &sums[..tokens], scale);
+    for (token, row) in target_rows.iter().enumerate() {
+        if let Some(row) = row {
+            d_logits[token * width + row] += -scale;
         }
     }
     let d_normed = &mut scratch.d_normed;
     size(d_normed, tokens * hidden);
     let head = if extent.shape.tied { &axis.input } else { &axis.output };
-    head.expand_d_x(Extents { tokens, rows: width, hidden }, d_logits, d_normed);
+    head.expand_d_x(Extents { team, tokens, rows: width, hidden }, d_logits, d_normed);
 }
 
 /// Adds the head's gradients, after [`cross_entropy_backward`].
@@ -142,10 +135,10 @@ pub(crate) fn head_gradients<T: Real>(
     normed: &[T],
     saved: &Saved<T>,
 ) {
-    let (tokens, hidden) = (extent.tokens(), extent.shape.hidden);
+    let (team, tokens, hidden) = (extent.team, extent.tokens(), extent.shape.hidden);
     let rows = axis.units.len() as usize * extent.shape.vocab_block;
     let [(_, of_input), (_, of_output)] = axis.with_gradients();
     let gradients = if extent.shape.tied { of_input } else { of_output };
     // What were exponentials are gradients of the logits by now.
-    add_weight_gradients(Extents { tokens, rows, hidden }, &saved.exponentials, normed, gradients);
+    add_weight_gradients(Extents { team, tokens, rows, hidden }, &saved.exponentials, normed, gradients);
 }

@@ -16,7 +16,7 @@ const ROUND: f32 = 12_582_912.0;
 /// `e^x` to 2 units in the last place; outside `-87.3..88` that of the nearer end. A NaN stays one.
 ///
 /// `e^x = 2^n * e^r` with `r = x - n ln 2` in `-0.35..0.35`, and `e^r` by its Taylor polynomial of degree 7.
-#[inline]
+#[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     let x = if x < LOWEST { LOWEST } else { x };
     let x = if x > HIGHEST { HIGHEST } else { x };

@@ -1,5 +1,8 @@
-//! What the processor does: matrix products by a library, everything else by plain loops.
+//! What the processor does. Loops come in a version for each instruction set ([`isa`]); the team's threads share them out.
 
 pub(crate) mod exp;
-pub mod gemm;
+pub(crate) mod gemm;
+pub(crate) mod isa;
 pub(crate) mod kernels;
+pub(crate) mod lanes;
+pub(crate) mod view;

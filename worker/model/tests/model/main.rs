@@ -7,4 +7,5 @@ mod reshard;
 mod sharded;
 mod sink;
 mod support;
+mod threads;
 mod training;

@@ -56,11 +56,8 @@ fn a_bucket_called_final_does_not_change_any_more() {
     for tie_embeddings in [false, true] {
         let model = ModelSpec { tie_embeddings, ..model() };
         let owned = scattered(&model, 3);
-        let (mut plain, mut moved): (Vec<_>, Vec<_>) = owned
-            .iter()
-            .map(|owned| copies(&model, owned).into())
-            .map(|[a, b]: [Shard<f64>; 2]| (a, b))
-            .unzip();
+        let (mut plain, mut moved): (Vec<_>, Vec<_>) =
+            owned.iter().map(|owned| copies(&model, owned)).map(|[a, b]: [Shard<f64>; 2]| (a, b)).unzip();
         let [first, second] = [1, 2].map(|seed| batch(&model, 2, seed));
         together(&mut plain, |shard, rank| {
             for batch in [&first, &second] {
