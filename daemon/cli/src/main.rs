@@ -6,6 +6,7 @@ mod commands;
 mod demo;
 mod failure;
 mod files;
+mod local;
 mod output;
 mod plan;
 mod process;

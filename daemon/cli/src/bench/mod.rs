@@ -1,7 +1,10 @@
-//! `reknit bench`: how fast Reknit decides, and what it takes.
+//! `reknit bench`: how fast Reknit is, and what it takes.
 
 mod daemon;
 mod planner;
+mod progress;
+mod recovery;
+mod spread;
 
 use crate::failure::Failure;
 
@@ -11,11 +14,14 @@ pub(crate) enum BenchCommand {
     Planner(planner::PlannerArgs),
     /// Put thousands of simulated agents and workers on a real daemon on one core, and kill a worker.
     Daemon(daemon::DaemonArgs),
+    /// Train on a cluster of this machine's processes, kill workers again and again, and time each recovery.
+    Recovery(recovery::RecoveryArgs),
 }
 
 pub(crate) async fn run(command: &BenchCommand) -> Result<(), Failure> {
     match command {
         BenchCommand::Planner(args) => planner::run(args),
         BenchCommand::Daemon(args) => daemon::run(args).await,
+        BenchCommand::Recovery(args) => recovery::run(args).await,
     }
 }

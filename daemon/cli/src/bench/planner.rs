@@ -1,5 +1,7 @@
 //! `reknit bench planner`: a job of N GPUs loses one, again and again from its nominal layout.
 
+use super::progress::Progress;
+use super::spread::Spread;
 use crate::failure::Failure;
 use crate::output::{Format, bytes_text, print_lines};
 use crate::plan::{State, worker};
@@ -15,7 +17,6 @@ use reknit_layout::{
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hint::black_box;
-use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 const PIPELINE: u32 = 8;
@@ -46,22 +47,6 @@ struct Measured {
     contingency_ms: f64,
     /// The most that one of the plans moves.
     bytes_planned: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct Spread {
-    min: f64,
-    median: f64,
-    max: f64,
-}
-
-impl Spread {
-    /// `times` is not empty.
-    fn of(mut times: Vec<Duration>) -> Self {
-        times.sort_unstable();
-        let ms = |index: usize| milliseconds(times[index]);
-        Self { min: ms(0), median: ms(times.len() / 2), max: ms(times.len() - 1) }
-    }
 }
 
 /// To the microsecond.
@@ -105,7 +90,7 @@ fn measure(gpus: u32, runs: u32) -> Result<Measured, Failure> {
         let mut known = known.clone();
         let start = Instant::now();
         let plan = replan(&job, &topology, &before, &mut known, &gone)?;
-        times.push(start.elapsed());
+        times.push(milliseconds(start.elapsed()));
         bytes_planned = bytes_planned.max(plan.bytes_moved);
         last = Some(plan);
     }
@@ -115,7 +100,8 @@ fn measure(gpus: u32, runs: u32) -> Result<Measured, Failure> {
         black_box(contingency(&plan.layout, &topology, k));
     }
     let contingency_ms = milliseconds(start.elapsed());
-    Ok(Measured { gpus, replan_ms: Spread::of(times), contingency_ms, bytes_planned })
+    let replan_ms = Spread::of(&times).ok_or_else(|| Failure::Failed("nothing was measured".to_owned()))?;
+    Ok(Measured { gpus, replan_ms, contingency_ms, bytes_planned })
 }
 
 /// What is measured: who sits where without the GPUs that are gone, the list of workers changed to that, and the draft
@@ -199,28 +185,4 @@ fn table(measured: &Measured) -> Table {
         bytes_text(measured.bytes_planned),
     ]);
     table
-}
-
-/// One line on stderr that is written over, if someone watches.
-struct Progress {
-    watched: bool,
-}
-
-impl Progress {
-    fn start() -> Self {
-        Self { watched: std::io::stderr().is_terminal() }
-    }
-
-    fn tell(&self, what: &str) {
-        if self.watched {
-            let mut out = std::io::stderr().lock();
-            let _ = write!(out, "\r\x1b[K{what}").and_then(|()| out.flush());
-        }
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        self.tell("");
-    }
 }

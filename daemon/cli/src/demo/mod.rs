@@ -1,11 +1,7 @@
 //! `reknit demo`: a cluster on this machine trains, loses a GPU in two ways, and gets each back.
 
-mod cluster;
 mod data;
-mod interrupt;
 mod job;
-mod phases;
-mod record;
 mod script;
 mod summary;
 mod train;
@@ -13,11 +9,9 @@ mod verify;
 mod view;
 
 use crate::failure::Failure;
+use crate::local::{Cluster, Ground, Interrupts, Record, on_cluster};
 use crate::output::{Format, bytes_text};
-use cluster::{Cluster, Programs};
 use data::Chosen;
-use interrupt::Interrupts;
-use record::Record;
 use reknit_layout::JobSpec;
 use script::Script;
 use summary::Summary;
@@ -113,30 +107,16 @@ async fn one_run(
     interrupts: &mut Interrupts,
     view: &mut View,
 ) -> Result<Record, Failure> {
-    let mut cluster = Cluster::new(Programs::find()?, Script::rejoin_hold(spec.run.steps))?;
-    let result = tokio::select! {
-        result = train::run(&mut cluster, spec, script, view) => result,
-        failure = interrupts.next() => Err(failure),
+    let ground = Ground {
+        nodes: job::REPLICAS,
+        gpus: job::TENSOR,
+        rejoin_hold: Script::rejoin_hold(spec.run.steps),
     };
-    if let Err(Failure::Failed(_)) = &result {
-        for line in cluster.last_words(5) {
-            view.note(&line);
-        }
-    }
-    let hurried = tokio::select! {
-        () = cluster.stop() => false,
-        _ = interrupts.next() => true,
-    };
-    if hurried {
-        cluster.kill();
-    }
-    match result {
-        Err(Failure::Failed(problem)) => {
-            let logs = cluster.keep_logs();
-            Err(Failure::Failed(format!("{problem}; logs are in {}", logs.display())))
-        }
-        result => result,
-    }
+    let mut said = Vec::new();
+    let work = async |cluster: &mut Cluster| train::run(cluster, spec, script, view).await;
+    let result = on_cluster(ground, interrupts, work, |line| said.push(line.to_owned())).await;
+    said.iter().for_each(|line| view.note(line));
+    result
 }
 
 fn report(args: &DemoArgs, record: &Record, parity: Option<f64>, view: &mut View) -> Result<(), Failure> {

@@ -1,5 +1,6 @@
 //! Which fault comes when. Positions are committed steps, so the same run has the same faults.
 
+use crate::local::Standing;
 use reknit_layout::Place;
 use std::time::Duration;
 
@@ -12,14 +13,6 @@ pub(crate) enum Action {
     LoseGpu(Place),
     /// The driver reports that GPU healthy again.
     GiveBack,
-}
-
-/// How far the job is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Standing {
-    pub(crate) committed: u64,
-    /// The committed layout has every slot active.
-    pub(crate) whole: bool,
 }
 
 /// A worker killed, then a GPU lost and given back; each only when the job is whole again.

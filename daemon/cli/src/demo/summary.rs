@@ -1,7 +1,6 @@
 //! What a demo comes to, for programs and for people.
 
-use super::phases::Phases;
-use super::record::{FaultKind, Record, median};
+use crate::local::{FaultKind, Phases, Record, degrees_text, median};
 use crate::output::bytes_text;
 use crate::table::Table;
 use serde::Serialize;
@@ -171,12 +170,6 @@ impl Summary {
 
 /// Rounding of f32 sums in another order, over a few hundred steps.
 pub(crate) const PARITY_LIMIT: f64 = 1e-4;
-
-/// `TP4+TP3`
-pub(crate) fn degrees_text(degrees: &[u32]) -> String {
-    let parts: Vec<_> = degrees.iter().map(|degree| format!("TP{degree}")).collect();
-    parts.join("+")
-}
 
 #[cfg(test)]
 #[path = "summary_tests.rs"]

@@ -1,26 +1,20 @@
 //! One run of the job: submits it, follows its events and makes the faults.
 
-use super::cluster::Cluster;
 use super::job::{NAME, TENSOR};
-use super::record::{FaultKind, Moment, Record};
 use super::script::{Action, Script};
 use super::view::View;
 use crate::admin::{Admin, refused};
 use crate::failure::Failure;
+use crate::local::{Cluster, FaultKind, Feed, Moment, Record, Woken, now_us};
 use reknit_layout::{JobSpec, Place};
-use reknit_proto::v1::{
-    GetJobRequest, Job, JobEvent, ListNodesRequest, SubmitJobRequest, WatchEventsRequest,
-};
+use reknit_proto::v1::{GetJobRequest, Job, ListNodesRequest, SubmitJobRequest};
 use rustix::process::Signal;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
-use tonic::Streaming;
+use std::time::Duration;
+use tokio::time::{MissedTickBehavior, interval};
 
 /// Far more than any step or recovery takes.
 const STALL_LIMIT: Duration = Duration::from_secs(60);
 const KILL_LIMIT: Duration = Duration::from_secs(5);
-/// From the end of a connection to the end of the process that held it.
-const DEATH_LIMIT: Duration = Duration::from_secs(1);
 const REDRAW: Duration = Duration::from_millis(100);
 /// After the last step the accounting of its samples is still to come.
 const CLOSING_LIMIT: Duration = Duration::from_secs(5);
@@ -35,13 +29,12 @@ pub(crate) async fn run(
     cluster.start().await?;
     view.note("daemon, 2 agents and 8 GPUs are there; submitting the job");
     let mut admin = cluster.admin()?;
-    let watch = WatchEventsRequest { job: String::new() };
-    let events = admin.watch_events(watch).await.map_err(refused)?.into_inner();
+    let feed = Feed::open(&mut admin, STALL_LIMIT).await?;
     admin.submit_job(SubmitJobRequest { job_toml: spec.to_toml() }).await.map_err(refused)?;
     let nominal = vec![TENSOR; spec.parallel.data as usize];
     let run =
         Run { record: Record::new(nominal, spec.batch.global), cluster, admin, script, lost: None, view };
-    run.follow(events, spec.run.steps).await
+    run.follow(feed, spec.run.steps).await
 }
 
 struct Run<'a> {
@@ -54,42 +47,29 @@ struct Run<'a> {
     view: &'a mut View,
 }
 
-/// What woke the loop.
-enum Wake {
-    Event(Box<JobEvent>),
-    Redraw,
-    ChildEnded,
-    Stalled,
-    EventsEnded(String),
-}
-
 impl Run<'_> {
-    async fn follow(mut self, mut events: Streaming<JobEvent>, steps: u64) -> Result<Record, Failure> {
+    async fn follow(mut self, mut feed: Feed, steps: u64) -> Result<Record, Failure> {
         let mut redraw = interval(REDRAW);
         redraw.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut deadline = Instant::now() + STALL_LIMIT;
         loop {
             let closing = self.record.phase == "Completed";
             if closing && self.accounted(steps) {
                 return self.finish().await;
             }
-            let wake = tokio::select! {
-                event = events.message() => match event {
-                    Ok(Some(event)) => Wake::Event(Box::new(event)),
-                    Ok(None) => Wake::EventsEnded("the daemon ended the stream".to_owned()),
-                    Err(status) => Wake::EventsEnded(status.message().to_owned()),
-                },
-                _ = redraw.tick() => Wake::Redraw,
-                () = self.cluster.death() => Wake::ChildEnded,
-                () = sleep_until(deadline) => Wake::Stalled,
+            let woken = tokio::select! {
+                woken = feed.next(self.cluster) => woken?,
+                _ = redraw.tick() => {
+                    self.view.draw(&self.record);
+                    continue;
+                }
             };
-            match wake {
-                Wake::Event(event) => {
+            match woken {
+                Woken::Event(event) => {
                     let moment = self.record.observe(&event);
                     match &moment {
-                        Some(Moment::Step(_)) => deadline = Instant::now() + STALL_LIMIT,
+                        Some(Moment::Step(_)) => feed.allow(STALL_LIMIT),
                         Some(Moment::Phase { phase, .. }) if phase == "Completed" => {
-                            deadline = Instant::now() + CLOSING_LIMIT;
+                            feed.allow(CLOSING_LIMIT);
                         }
                         Some(_) | None => {}
                     }
@@ -98,24 +78,9 @@ impl Run<'_> {
                         self.act().await?;
                     }
                 }
-                Wake::Redraw => self.view.draw(&self.record),
-                Wake::ChildEnded => {
-                    let death = self.cluster.death_now();
-                    return Err(
-                        death.unwrap_or_else(|| Failure::Failed("a process of the cluster ended".to_owned()))
-                    );
-                }
                 // What was not accounted for counts as lost.
-                Wake::Stalled if closing => return self.finish().await,
-                Wake::Stalled => return Err(self.stalled()),
-                Wake::EventsEnded(why) => {
-                    // A daemon that died is seen here first, and says more about itself.
-                    let _ = timeout(DEATH_LIMIT, self.cluster.death()).await;
-                    let death = self.cluster.death_now();
-                    return Err(
-                        death.unwrap_or_else(|| Failure::Failed(format!("the daemon's events ended: {why}")))
-                    );
-                }
+                Woken::Stalled if closing => return self.finish().await,
+                Woken::Stalled => return Err(self.stalled()),
             }
         }
     }
@@ -241,10 +206,4 @@ impl Run<'_> {
 
 fn no_worker(place: Place) -> Failure {
     Failure::Failed(format!("no worker is at {place}, where the next fault should be"))
-}
-
-/// Microseconds since the Unix epoch, as in the daemon's incidents.
-fn now_us() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    since.as_micros() as u64
 }

@@ -4,9 +4,7 @@ mod line;
 mod spark;
 mod status;
 
-use super::phases::Phases;
-use super::record::{Fault, FaultKind, Moment, Record};
-use super::summary::degrees_text;
+use crate::local::{Fault, FaultKind, Moment, Phases, Record, degrees_text};
 use crate::output::bytes_text;
 use line::{Line, Style};
 use std::io::{IsTerminal, Write};
@@ -139,6 +137,7 @@ impl View {
         let (Some(fault), Some(phases)) = (record.faults.get(index), record.phases(index)) else { return };
         let what = match fault.kind {
             FaultKind::WorkerKilled => "the kill",
+            FaultKind::Frozen => "the freeze",
             FaultKind::GpuLost => "the loss",
         };
         let mut text = format!("recovered from {what} in {:.0} ms", phases.total);

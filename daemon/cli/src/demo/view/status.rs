@@ -3,7 +3,7 @@
 use super::line::{Line, Style};
 use super::spark::sparkline;
 use crate::demo::job::TENSOR;
-use crate::demo::record::Record;
+use crate::local::Record;
 use std::time::Duration;
 
 const RATE_STEPS: usize = 8;

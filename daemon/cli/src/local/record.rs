@@ -1,7 +1,6 @@
 //! What was seen of a run: every figure of the summary comes from here.
 
 use super::phases::Phases;
-use super::script::Standing;
 use reknit_proto::v1::job_event::Event;
 use reknit_proto::v1::{HealthClass, Incident, JobEvent, LayoutCommitted, StepCommitted, WorkerChanged};
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,7 +39,15 @@ pub(crate) struct StepSeen {
     pub(crate) samples_repeated: u64,
 }
 
-/// A fault that the demo made.
+/// How far the job is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Standing {
+    pub(crate) committed: u64,
+    /// The committed layout has every slot active.
+    pub(crate) whole: bool,
+}
+
+/// A fault that was made here.
 #[derive(Debug, Clone)]
 pub(crate) struct Fault {
     pub(crate) kind: FaultKind,
@@ -60,6 +67,7 @@ impl Fault {
         let place = &self.place;
         match self.kind {
             FaultKind::WorkerKilled => format!("worker {place} is gone"),
+            FaultKind::Frozen => format!("worker {place} is frozen"),
             FaultKind::GpuLost => format!("the GPU of worker {place} is lost"),
         }
     }
@@ -69,6 +77,7 @@ impl Fault {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FaultKind {
     WorkerKilled,
+    Frozen,
     GpuLost,
 }
 
@@ -76,6 +85,7 @@ impl FaultKind {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::WorkerKilled => "worker_killed",
+            Self::Frozen => "frozen",
             Self::GpuLost => "gpu_lost",
         }
     }
@@ -292,11 +302,27 @@ impl Record {
 
     /// Wall time between consecutive committed steps of one epoch, that is outside recoveries, in milliseconds.
     pub(crate) fn step_ms(&self) -> Vec<f64> {
-        let pairs = self.steps.iter().zip(self.steps.iter().skip(1));
-        pairs
-            .filter(|((a, before), (b, after))| **b == **a + 1 && before.epoch == after.epoch)
-            .map(|((_, before), (_, after))| after.time_us.saturating_sub(before.time_us) as f64 / 1000.0)
-            .collect()
+        self.step_ms_of(|_| true)
+    }
+
+    /// As [`Record::step_ms`], of the layouts that have every slot active.
+    pub(crate) fn whole_step_ms(&self) -> Vec<f64> {
+        let whole = self.layouts.iter().filter(|layout| layout.degrees == self.nominal);
+        let whole: BTreeSet<u64> = whole.map(|layout| layout.epoch).collect();
+        self.step_ms_of(|epoch| whole.contains(&epoch))
+    }
+
+    fn step_ms_of(&self, wanted: impl Fn(u64) -> bool) -> Vec<f64> {
+        let pairs = self.steps.values().zip(self.steps.iter().skip(1));
+        let within = pairs.filter(|(before, (_, after))| before.epoch == after.epoch && wanted(after.epoch));
+        within.filter_map(|(_, (step, _))| self.gap_before(*step)).collect()
+    }
+
+    /// Wall time between the step and the one before it, in milliseconds.
+    pub(crate) fn gap_before(&self, step: u64) -> Option<f64> {
+        let before = self.steps.get(&step.checked_sub(1)?)?;
+        let gap = self.steps.get(&step)?.time_us.saturating_sub(before.time_us);
+        Some(gap as f64 / 1000.0)
     }
 
     /// Over the last `steps` steps of the current epoch; `None` before there are two.
@@ -309,6 +335,12 @@ impl Record {
         let seconds = newest.time_us.saturating_sub(oldest.time_us) as f64 / 1e6;
         (seconds > 0.0).then(|| tokens as f64 / seconds)
     }
+}
+
+/// `TP4+TP3`
+pub(crate) fn degrees_text(degrees: &[u32]) -> String {
+    let parts: Vec<_> = degrees.iter().map(|degree| format!("TP{degree}")).collect();
+    parts.join("+")
 }
 
 /// The middle value; the mean of the two middle ones of an even number.

@@ -1,6 +1,5 @@
-//! A cluster on this machine: a daemon and two nodes with simulated GPUs, all of them real processes.
+//! A daemon and some nodes with simulated GPUs, all of them real processes.
 
-use super::job::{REPLICAS, TENSOR};
 use crate::admin::{self, Admin};
 use crate::failure::Failure;
 use crate::process::{Child, Process, tail};
@@ -44,7 +43,7 @@ impl Programs {
                 Ok(path)
             } else {
                 Err(Failure::Usage(format!(
-                    "{} is missing: the demo needs all of Reknit in one folder; build it with `make build`",
+                    "{} is missing: all of Reknit is needed in one folder; build it with `make build`",
                     path.display()
                 )))
             }
@@ -58,12 +57,21 @@ impl Programs {
     }
 }
 
+/// How large a cluster is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ground {
+    pub(crate) nodes: u32,
+    /// Of each node.
+    pub(crate) gpus: u32,
+    /// How long a GPU waits before it rejoins.
+    pub(crate) rejoin_hold: Duration,
+}
+
 /// Stop it with [`Cluster::stop`]. Should this process be killed, the kernel tells daemon and agents to end.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     programs: Programs,
-    /// How long a GPU waits before it rejoins.
-    rejoin_hold: Duration,
+    ground: Ground,
     dir: TempDir,
     daemon: Option<Child>,
     nodes: Vec<Node>,
@@ -82,12 +90,12 @@ struct Node {
 
 impl Cluster {
     /// Nothing runs yet.
-    pub(crate) fn new(programs: Programs, rejoin_hold: Duration) -> Result<Self, Failure> {
-        let dir = tempfile::Builder::new().prefix("reknit-demo-").tempdir();
+    pub(crate) fn new(programs: Programs, ground: Ground) -> Result<Self, Failure> {
+        let dir = tempfile::Builder::new().prefix("reknit-").tempdir();
         let dir = dir.map_err(Failure::failed("no temporary folder could be made"))?;
         Ok(Self {
             programs,
-            rejoin_hold,
+            ground,
             dir,
             daemon: None,
             nodes: Vec::new(),
@@ -101,7 +109,7 @@ impl Cluster {
         let address = self.start_daemon().await?;
         let url = format!("http://{address}");
         let library = self.driver(&["library"], None, &[]).await?;
-        for index in 0..REPLICAS {
+        for index in 0..self.ground.nodes {
             self.start_node(&format!("node-{index}"), &url, library.trim()).await?;
         }
         let admin = admin::connect(&url).await?;
@@ -130,7 +138,7 @@ impl Cluster {
             "--ready-file".into(),
             ready.clone().into(),
             "--rejoin-hold-ms".into(),
-            self.rejoin_hold.as_millis().to_string().into(),
+            self.ground.rejoin_hold.as_millis().to_string().into(),
             "--log".into(),
             "human".into(),
         ];
@@ -156,11 +164,11 @@ impl Cluster {
 
     async fn start_node(&mut self, name: &str, daemon: &str, library: &str) -> Result<(), Failure> {
         let driver_state = self.dir.path().join(format!("{name}.gpus.json"));
-        let gpus = TENSOR.to_string();
+        let gpus = self.ground.gpus.to_string();
         self.driver(&["init", "--gpus", &gpus, "--node", name], Some(&driver_state), &[]).await?;
         let policy = self.dir.path().join("policy.toml");
-        let hold = self.rejoin_hold.as_millis();
-        // The driver's word that a GPU is well again counts soon: this is a demonstration.
+        let hold = self.ground.rejoin_hold.as_millis();
+        // The driver's word that a GPU is well again counts as soon as a worker's place is filled again.
         std::fs::write(&policy, format!("version = 1\n[gate]\nhold = \"{hold}ms\"\n"))
             .map_err(Failure::failed(policy.display()))?;
         // This machine's own log may tell of GPUs at the places of the simulated ones.
@@ -197,8 +205,9 @@ impl Cluster {
     async fn all_gpus_reported(&mut self) -> Result<bool, Failure> {
         let answer = self.admin()?.list_nodes(ListNodesRequest {}).await.map_err(admin::refused)?;
         let nodes = answer.into_inner().nodes;
-        let ready = nodes.iter().filter(|node| node.connected && node.gpus.len() == TENSOR as usize);
-        Ok(ready.count() == REPLICAS as usize)
+        let gpus = self.ground.gpus as usize;
+        let ready = nodes.iter().filter(|node| node.connected && node.gpus.len() == gpus);
+        Ok(ready.count() == self.ground.nodes as usize)
     }
 
     pub(crate) fn admin(&self) -> Result<Admin, Failure> {
@@ -226,7 +235,7 @@ impl Cluster {
     fn driver_state(&self, node: &str) -> Result<&Path, Failure> {
         let node = self.nodes.iter().find(|candidate| candidate.name == node);
         let state = node.map(|node| node.driver_state.as_path());
-        state.ok_or_else(|| Failure::Failed("the daemon named a node that the demo did not start".to_owned()))
+        state.ok_or_else(|| Failure::Failed("the daemon named a node that was not started here".to_owned()))
     }
 
     /// Runs the simulated driver's own tool; returns what it printed.

@@ -1,0 +1,296 @@
+//! The job, and what is done to it.
+
+use super::Blow;
+use super::job::NAME;
+use super::stand_in::StandIn;
+use crate::admin::{Admin, refused};
+use crate::bench::progress::Progress;
+use crate::failure::Failure;
+use crate::local::{Cluster, FaultKind, Feed, Phases, Record, Woken, now_us};
+use reknit_layout::{JobSpec, Place};
+use reknit_proto::v1::job_event::Event;
+use reknit_proto::v1::{GetJobRequest, JobEvent, StopJobRequest, SubmitJobRequest, WorkerChanged};
+use rustix::process::Signal;
+use std::time::{Duration, Instant};
+use tokio::time::sleep;
+
+/// Far more than any step, recovery or return takes: what takes longer hangs.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Steps of the whole job before each loss.
+const SETTLED: usize = 6;
+/// Steps over which throughput is measured.
+const MEASURED: usize = 30;
+/// Where the next moment of the step lies: multiples of the golden ratio fill it evenly, however many there are.
+const GOLDEN: f64 = 0.618_033_988_749_895;
+
+/// What was seen in all.
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub(super) record: Record,
+    pub(super) losses: Vec<Loss>,
+    /// Losses and returns up to this step are accounted for.
+    pub(super) until: u64,
+    pub(super) throughput: Option<Throughput>,
+}
+
+/// One loss. Times in milliseconds.
+#[derive(Debug)]
+pub(super) struct Loss {
+    /// From the signal until the first step of a new layout was seen here.
+    pub(super) to_commit: f64,
+    pub(super) phases: Phases,
+    /// What the daemon took it for, and where.
+    pub(super) kind: String,
+    pub(super) named: bool,
+    pub(super) steps_lost: u64,
+    pub(super) bytes_moved: u64,
+    pub(super) comeback: Option<Comeback>,
+}
+
+/// How the lost worker's place was filled again. Times in milliseconds.
+#[derive(Debug)]
+pub(super) struct Comeback {
+    /// From the start of the new process until it answered.
+    pub(super) startup: f64,
+    /// From then until the first committed step that it took part in was seen here.
+    pub(super) rejoin: f64,
+    /// Between the last step without it and the first with it.
+    pub(super) gap: f64,
+}
+
+/// Tokens a second.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Throughput {
+    pub(super) before: f64,
+    pub(super) after: f64,
+}
+
+pub(super) struct Trial<'a> {
+    cluster: &'a mut Cluster,
+    admin: Admin,
+    feed: Feed,
+    record: Record,
+    places: Vec<Place>,
+    blow: Blow,
+    progress: &'a Progress,
+    newcomer: Newcomer,
+}
+
+/// The worker that fills the place of the lost one.
+#[derive(Debug, Default)]
+struct Newcomer {
+    gpu: String,
+    /// Its agent said that it has started it.
+    started: Option<Instant>,
+    /// It has said Hello itself.
+    up: Option<Instant>,
+}
+
+impl Newcomer {
+    fn observe(&mut self, worker: &WorkerChanged, at: Instant) {
+        let gpu = worker.worker.as_ref().map(|key| key.gpu.as_str());
+        if gpu != Some(&self.gpu) {
+            return;
+        }
+        match worker.state.as_str() {
+            "started" => self.started = self.started.or(Some(at)),
+            "idle" => self.up = self.up.or(Some(at)),
+            _ => {}
+        }
+    }
+}
+
+impl<'a> Trial<'a> {
+    pub(super) async fn start(
+        cluster: &'a mut Cluster,
+        spec: &JobSpec,
+        blow: Blow,
+        progress: &'a Progress,
+    ) -> Result<Self, Failure> {
+        progress.tell("the cluster starts");
+        cluster.start().await?;
+        let mut admin = cluster.admin()?;
+        let feed = Feed::open(&mut admin, LIMIT).await?;
+        admin.submit_job(SubmitJobRequest { job_toml: spec.to_toml() }).await.map_err(refused)?;
+        let (data, tensor) = (spec.parallel.data, spec.parallel.tensor);
+        let record = Record::new(vec![tensor; data as usize], spec.batch.global);
+        // Neighbours in this order are of different replicas.
+        let places = (0..tensor).flat_map(|slot| (0..data).map(move |replica| Place::new(replica, 0, slot)));
+        Ok(Self { cluster, admin, feed, record, places: places.collect(), blow, progress, newcomer: Newcomer::default() })
+    }
+
+    /// Loses a worker `repeats` times, each time when the one before is back.
+    pub(super) async fn losses(mut self, repeats: u32) -> Result<Seen, Failure> {
+        let mut losses = Vec::new();
+        for number in 0..repeats {
+            let place = self.places[number as usize % self.places.len()];
+            self.progress.tell(&format!("loss {} of {repeats}: {place}", number + 1));
+            self.settle(SETTLED).await?;
+            let mut loss = self.lose(place, f64::from(number) * GOLDEN).await?;
+            let comeback = self.comeback().await?;
+            self.progress.note(&format!(
+                "loss {} of {repeats}: {place}, {:.0} ms to the next step, back {:.0} ms after it was up",
+                number + 1,
+                loss.to_commit,
+                comeback.rejoin
+            ));
+            loss.comeback = Some(comeback);
+            losses.push(loss);
+        }
+        self.finish(losses, None).await
+    }
+
+    /// Loses one worker for good; something else has its share of the cores from then on.
+    pub(super) async fn leave(mut self) -> Result<Seen, Failure> {
+        let place = self.places[self.places.len() - 1];
+        self.progress.tell("the whole job trains");
+        self.settle(SETTLED + MEASURED).await?;
+        let before = self.tokens_per_second()?;
+        let loss = self.lose(place, GOLDEN).await?;
+        let stand_in = StandIn::start().map_err(Failure::failed("a thread could not be started"))?;
+        self.progress.tell(&format!("the job trains without {place}"));
+        self.settle(SETTLED + MEASURED).await?;
+        let after = self.tokens_per_second()?;
+        drop(stand_in);
+        self.finish(vec![loss], Some(Throughput { before, after })).await
+    }
+
+    fn tokens_per_second(&self) -> Result<f64, Failure> {
+        let rate = self.record.tokens_per_second(MEASURED);
+        rate.ok_or_else(|| Failure::Failed("no step's time is known".to_owned()))
+    }
+
+    /// Reads on until an event, or its time, answers.
+    async fn until<T>(
+        &mut self,
+        what: &str,
+        mut answer: impl FnMut(&Record, &JobEvent, Instant) -> Option<T>,
+    ) -> Result<T, Failure> {
+        self.feed.allow(LIMIT);
+        loop {
+            match self.feed.next(self.cluster).await? {
+                Woken::Event(event) => {
+                    let at = Instant::now();
+                    self.record.observe(&event);
+                    if let Some(Event::Worker(worker)) = &event.event {
+                        self.newcomer.observe(worker, at);
+                        if worker.pid != 0 {
+                            // It may have ended by now; then there is nothing to look after.
+                            let _ = self.cluster.worker(worker.pid);
+                        }
+                    }
+                    if let Some(answer) = answer(&self.record, &event, at) {
+                        return Ok(answer);
+                    }
+                    if matches!(self.record.phase.as_str(), "Failed" | "Stopped" | "Completed") {
+                        let Record { phase, explanation, .. } = &self.record;
+                        return Err(Failure::Failed(format!("the job is {phase}: {explanation}")));
+                    }
+                }
+                Woken::Stalled => {
+                    let Record { phase, explanation, .. } = &self.record;
+                    return Err(Failure::Failed(format!(
+                        "{what} was not seen within {} s after step {}: the job is {phase} ({explanation})",
+                        LIMIT.as_secs(),
+                        self.record.committed()
+                    )));
+                }
+            }
+        }
+    }
+
+    /// Waits for so many steps of the newest layout; the last of them is committed just now.
+    async fn settle(&mut self, steps: usize) -> Result<(), Failure> {
+        let mut left = steps;
+        let mut of = None;
+        self.until("a step", |record, event, _| {
+            let Some(Event::Step(step)) = &event.event else { return None };
+            let newest = record.layouts.last().map(|layout| layout.epoch);
+            if of != newest {
+                (of, left) = (newest, steps);
+            }
+            if !step.complete && Some(step.epoch) == newest {
+                left = left.saturating_sub(1);
+            }
+            (left == 0).then_some(())
+        })
+        .await
+    }
+
+    /// `moment`: how far into the step, in steps.
+    async fn lose(&mut self, place: Place, moment: f64) -> Result<Loss, Failure> {
+        let request = GetJobRequest { name: NAME.to_owned() };
+        let job = self.admin.get_job(request).await.map_err(refused)?.into_inner();
+        let worker = job.workers.iter().find(|worker| worker.place == place.to_string());
+        let key = worker.and_then(|worker| Some((worker.pid, worker.worker.clone()?)));
+        let (pid, key) = key.ok_or_else(|| Failure::Failed(format!("no worker is at {place}")))?;
+        let (signal, kind) = match self.blow {
+            Blow::Kill => (Signal::KILL, FaultKind::WorkerKilled),
+            Blow::Stop => (Signal::STOP, FaultKind::Frozen),
+        };
+        let step = self.record.whole_step_ms().last().copied().unwrap_or(0.0);
+        sleep(Duration::from_secs_f64(step * moment.fract() / 1e3)).await;
+        let process = self.cluster.worker(pid)?;
+        let (time_us, start) = (now_us(), Instant::now());
+        process.signal(signal).map_err(Failure::failed("the signal"))?;
+        let epoch = job.epoch;
+        let fault = self.record.faults.len();
+        self.newcomer = Newcomer { gpu: key.gpu.clone(), ..Newcomer::default() };
+        self.record.fault(kind, place.to_string(), key.gpu, time_us);
+        let committed = self.until("the first step after the loss", |_, event, at| match &event.event {
+            Some(Event::Step(step)) if step.epoch > epoch => Some(at),
+            Some(_) | None => None,
+        });
+        let to_commit = ms(committed.await? - start);
+        let over = |record: &Record| {
+            let incident = record.faults.get(fault)?.incident.clone()?;
+            Some((record.phases(fault)?, incident))
+        };
+        let (phases, incident) = match over(&self.record) {
+            Some(over) => over,
+            None => self.until("the incident's end", |record, _, _| over(record)).await?,
+        };
+        Ok(Loss {
+            to_commit,
+            phases,
+            named: incident.kind == kind.name() && incident.place == place.to_string(),
+            kind: incident.kind,
+            steps_lost: incident.steps_lost,
+            bytes_moved: incident.bytes_moved,
+            comeback: None,
+        })
+    }
+
+    /// Waits until the job is whole again and has committed a step.
+    async fn comeback(&mut self) -> Result<Comeback, Failure> {
+        let (at, gap) = self
+            .until("the return of the lost worker", |record, event, at| match &event.event {
+                Some(Event::Step(step)) if !step.complete && record.standing().whole => {
+                    let newest = record.layouts.last().is_some_and(|layout| layout.epoch == step.epoch);
+                    newest.then(|| (at, record.gap_before(step.step)))
+                }
+                Some(_) | None => None,
+            })
+            .await?;
+        let Newcomer { started, up, .. } = self.newcomer;
+        let up = up.ok_or_else(|| Failure::Failed("the job is whole again, but nobody came up".to_owned()))?;
+        let started = started.filter(|started| *started < up).unwrap_or(up);
+        Ok(Comeback { startup: ms(up - started), rejoin: ms(at - up), gap: gap.unwrap_or(0.0) })
+    }
+
+    /// Waits until the samples of all steps so far are accounted for, and stops the job.
+    async fn finish(mut self, losses: Vec<Loss>, throughput: Option<Throughput>) -> Result<Seen, Failure> {
+        let until = self.record.committed();
+        let accounted = |record: &Record| record.steps.get(&until).is_some_and(|step| step.completed > 0);
+        if !accounted(&self.record) {
+            self.until("the account of the last step", |record, _, _| accounted(record).then_some(())).await?;
+        }
+        let request = StopJobRequest { name: NAME.to_owned() };
+        self.admin.stop_job(request).await.map_err(refused)?;
+        Ok(Seen { record: self.record, losses, until, throughput })
+    }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
