@@ -51,6 +51,20 @@ impl Process {
         std::fs::read_link(format!("/proc/{}/exe", self.pid))
     }
 
+    /// How long ago it was started, to the hundredth of a second.
+    pub(crate) fn age(&self) -> io::Result<Duration> {
+        let broken = || io::Error::from(io::ErrorKind::InvalidData);
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid))?;
+        // The name in brackets may hold anything; of the fields after it the twentieth is the start since boot.
+        let (_, fields) = stat.rsplit_once(')').ok_or_else(broken)?;
+        let ticks: u64 =
+            fields.split_whitespace().nth(19).and_then(|text| text.parse().ok()).ok_or_else(broken)?;
+        let uptime = std::fs::read_to_string("/proc/uptime")?;
+        let uptime: f64 = uptime.split(' ').next().and_then(|text| text.parse().ok()).ok_or_else(broken)?;
+        let started = ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
+        Ok(Duration::from_secs_f64((uptime - started).max(0.0)))
+    }
+
     /// Signals it; a process that is gone already is no error.
     pub(crate) fn signal(&self, signal: Signal) -> io::Result<()> {
         match pidfd_send_signal(&self.fd, signal) {
@@ -194,6 +208,19 @@ mod tests {
         assert!(process.exited_within(Duration::from_secs(5)).await);
         child.wait().unwrap();
         assert!(process.signal(Signal::KILL).is_ok(), "gone is no error");
+    }
+
+    #[tokio::test]
+    async fn the_age_of_a_process() {
+        let start = std::time::Instant::now();
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let process = Process::open(child.id()).unwrap();
+        assert!(!process.exited_within(Duration::from_millis(200)).await);
+        let age = process.age().unwrap();
+        assert!(age >= Duration::from_millis(180), "{age:?}");
+        assert!(age <= start.elapsed() + Duration::from_millis(20), "{age:?}");
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[tokio::test]

@@ -1,6 +1,7 @@
 //! `reknit bench`: how fast Reknit is, and what it takes.
 
 mod daemon;
+mod job;
 mod planner;
 mod progress;
 mod recovery;

@@ -1,8 +1,8 @@
 //! What the losses come to, for programs and for people.
 
 use super::Blow;
-use super::job::count;
 use super::trial::{Comeback, Loss, Seen};
+use crate::bench::job::count;
 use crate::bench::spread::Spread;
 use crate::failure::Failure;
 use crate::local::{Phases, median};

@@ -1,6 +1,7 @@
 //! What is trained: a decoder of about as many parameters as asked for, and a text to go with it.
 
 use super::RecoveryArgs;
+use crate::bench::job::count;
 use crate::failure::Failure;
 use reknit_layout::JobSpec;
 use reknit_layout::job::{
@@ -63,12 +64,6 @@ fn model(params: u64, tensor: u32) -> ModelSpec {
     let models = (tensor.div_ceil(2)..=256).map(wide);
     let off = |model: &ModelSpec| (count(model) as f64 / params as f64).ln().abs();
     models.min_by(|a, b| off(a).total_cmp(&off(b))).unwrap_or_else(|| wide(tensor))
-}
-
-/// Parameters of the whole model.
-pub(super) fn count(model: &ModelSpec) -> u64 {
-    let of_axis = |family| u64::from(model.units(family)) * model.unit_params(family);
-    model.axes().iter().map(|axis| of_axis(axis.family)).sum::<u64>() + model.replicated_params()
 }
 
 pub(super) fn spec(args: &RecoveryArgs, text: &Path) -> Result<JobSpec, Failure> {

@@ -62,7 +62,9 @@ impl RecoveryArgs {
 
 pub(crate) async fn run(args: &RecoveryArgs) -> Result<(), Failure> {
     if args.leave && args.repeats() != 1 {
-        return Err(Failure::Usage("--leave: one worker leaves for good; give --repeats 1 or none".to_owned()));
+        return Err(Failure::Usage(
+            "--leave: one worker leaves for good; give --repeats 1 or none".to_owned(),
+        ));
     }
     let folder = tempfile::tempdir().map_err(Failure::failed("no temporary folder could be made"))?;
     let spec = job::spec(args, &job::text(folder.path())?)?;

@@ -80,24 +80,8 @@ pub(super) struct Trial<'a> {
 #[derive(Debug, Default)]
 struct Newcomer {
     gpu: String,
-    /// Its agent said that it has started it.
-    started: Option<Instant>,
-    /// It has said Hello itself.
-    up: Option<Instant>,
-}
-
-impl Newcomer {
-    fn observe(&mut self, worker: &WorkerChanged, at: Instant) {
-        let gpu = worker.worker.as_ref().map(|key| key.gpu.as_str());
-        if gpu != Some(&self.gpu) {
-            return;
-        }
-        match worker.state.as_str() {
-            "started" => self.started = self.started.or(Some(at)),
-            "idle" => self.up = self.up.or(Some(at)),
-            _ => {}
-        }
-    }
+    /// When it said Hello, and how long ago it had been started by then.
+    up: Option<(Instant, Duration)>,
 }
 
 impl<'a> Trial<'a> {
@@ -116,7 +100,16 @@ impl<'a> Trial<'a> {
         let record = Record::new(vec![tensor; data as usize], spec.batch.global);
         // Neighbours in this order are of different replicas.
         let places = (0..tensor).flat_map(|slot| (0..data).map(move |replica| Place::new(replica, 0, slot)));
-        Ok(Self { cluster, admin, feed, record, places: places.collect(), blow, progress, newcomer: Newcomer::default() })
+        Ok(Self {
+            cluster,
+            admin,
+            feed,
+            record,
+            places: places.collect(),
+            blow,
+            progress,
+            newcomer: Newcomer::default(),
+        })
     }
 
     /// Loses a worker `repeats` times, each time when the one before is back.
@@ -173,11 +166,7 @@ impl<'a> Trial<'a> {
                     let at = Instant::now();
                     self.record.observe(&event);
                     if let Some(Event::Worker(worker)) = &event.event {
-                        self.newcomer.observe(worker, at);
-                        if worker.pid != 0 {
-                            // It may have ended by now; then there is nothing to look after.
-                            let _ = self.cluster.worker(worker.pid);
-                        }
+                        self.came(worker, at);
                     }
                     if let Some(answer) = answer(&self.record, &event, at) {
                         return Ok(answer);
@@ -196,6 +185,18 @@ impl<'a> Trial<'a> {
                     )));
                 }
             }
+        }
+    }
+
+    /// A worker's process has come up, or is in another state.
+    fn came(&mut self, worker: &WorkerChanged, at: Instant) {
+        // It may have ended by now; then there is nothing to look after.
+        let Some(Ok(process)) = (worker.pid != 0).then(|| self.cluster.worker(worker.pid)) else { return };
+        let newcomer = &mut self.newcomer;
+        let awaited = worker.worker.as_ref().is_some_and(|key| key.gpu == newcomer.gpu);
+        // "started" is its agent's word, "idle" its own.
+        if awaited && newcomer.up.is_none() && worker.state == "idle" {
+            newcomer.up = process.age().ok().map(|age| (at, age));
         }
     }
 
@@ -272,10 +273,9 @@ impl<'a> Trial<'a> {
                 Some(_) | None => None,
             })
             .await?;
-        let Newcomer { started, up, .. } = self.newcomer;
-        let up = up.ok_or_else(|| Failure::Failed("the job is whole again, but nobody came up".to_owned()))?;
-        let started = started.filter(|started| *started < up).unwrap_or(up);
-        Ok(Comeback { startup: ms(up - started), rejoin: ms(at - up), gap: gap.unwrap_or(0.0) })
+        let unseen = || Failure::Failed("the job is whole again, but nobody came up".to_owned());
+        let (up, age) = self.newcomer.up.take().ok_or_else(unseen)?;
+        Ok(Comeback { startup: ms(age), rejoin: ms(at - up), gap: gap.unwrap_or(0.0) })
     }
 
     /// Waits until the samples of all steps so far are accounted for, and stops the job.
@@ -283,7 +283,8 @@ impl<'a> Trial<'a> {
         let until = self.record.committed();
         let accounted = |record: &Record| record.steps.get(&until).is_some_and(|step| step.completed > 0);
         if !accounted(&self.record) {
-            self.until("the account of the last step", |record, _, _| accounted(record).then_some(())).await?;
+            self.until("the account of the last step", |record, _, _| accounted(record).then_some(()))
+                .await?;
         }
         let request = StopJobRequest { name: NAME.to_owned() };
         self.admin.stop_job(request).await.map_err(refused)?;
