@@ -107,11 +107,8 @@ async fn one_run(
     interrupts: &mut Interrupts,
     view: &mut View,
 ) -> Result<Record, Failure> {
-    let ground = Ground {
-        nodes: job::REPLICAS,
-        gpus: job::TENSOR,
-        rejoin_hold: Script::rejoin_hold(spec.run.steps),
-    };
+    let ground =
+        Ground { nodes: job::REPLICAS, gpus: job::TENSOR, rejoin_hold: Script::rejoin_hold(spec.run.steps) };
     let mut said = Vec::new();
     let work = async |cluster: &mut Cluster| train::run(cluster, spec, script, view).await;
     let result = on_cluster(ground, interrupts, work, |line| said.push(line.to_owned())).await;
