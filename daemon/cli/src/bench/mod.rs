@@ -6,6 +6,7 @@ mod planner;
 mod progress;
 mod recovery;
 mod spread;
+mod train;
 
 use crate::failure::Failure;
 
@@ -17,6 +18,8 @@ pub(crate) enum BenchCommand {
     Daemon(daemon::DaemonArgs),
     /// Train on a cluster of this machine's processes, kill workers again and again, and time each recovery.
     Recovery(recovery::RecoveryArgs),
+    /// Time the trainer alone: tokens a second for two shapes of model.
+    Train(train::TrainArgs),
 }
 
 pub(crate) async fn run(command: &BenchCommand) -> Result<(), Failure> {
@@ -24,5 +27,6 @@ pub(crate) async fn run(command: &BenchCommand) -> Result<(), Failure> {
         BenchCommand::Planner(args) => planner::run(args),
         BenchCommand::Daemon(args) => daemon::run(args).await,
         BenchCommand::Recovery(args) => recovery::run(args).await,
+        BenchCommand::Train(args) => train::run(args),
     }
 }
