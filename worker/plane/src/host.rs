@@ -1,29 +1,39 @@
-//! The host plane: Unix sockets on one node, TCP between nodes.
+//! The host plane: shared memory and Unix sockets on one node, TCP between nodes.
 //!
-//! One thread accepts connections ([`lobby`]), one moves the data of all groups ([`engine`]). An operation is lowered to
-//! rounds of transfers ([`program`]) on the submitter's thread; the engine only runs them.
+//! One thread accepts connections ([`lobby`]), one moves the data of all groups ([`engine`]), except of those whose owner
+//! waits and does it itself meanwhile ([`room`]). An operation is lowered to rounds of transfers ([`program`]) on the
+//! submitter's thread; what is left is to run them.
 
 mod engine;
 mod frame;
 mod handle;
 mod handshake;
+mod hub;
 mod join;
 mod link;
 mod lobby;
 mod member;
 mod memory;
+mod offer;
 mod program;
+mod ring;
+mod room;
 mod running;
+mod streaming;
 mod transfer;
+mod window;
+mod wire;
 mod work;
 
 use crate::{Endpoint, Group, GroupSpec, Plane, PlaneError};
-use engine::{Command, Engine, MAX_SIZE, Mailbox};
+use engine::Engine;
 use handle::HostGroup;
 use handshake::Key;
+use hub::{Hub, bell};
 use join::Join;
 use lobby::Lobby;
-use member::Member;
+use offer::Windows;
+use room::Room;
 use std::net::{IpAddr, TcpListener};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
@@ -34,6 +44,20 @@ use work::Shared;
 
 /// Longer join deadlines are cut to this.
 const LONGEST_JOIN: Duration = Duration::from_secs(24 * 3600);
+/// More ranks than the frames can name.
+const MAX_SIZE: usize = 1 << 16;
+
+/// What a plane uses towards the ranks of its own node. Those of other nodes are always reached over TCP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Transport {
+    /// Shared memory, with a Unix socket beside it; the socket alone where memory cannot be shared.
+    #[default]
+    Shared,
+    /// Unix sockets.
+    Unix,
+    /// TCP. All ranks of a node must choose this one alike.
+    Tcp,
+}
 
 /// Why a host plane could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -56,12 +80,14 @@ impl HostError {
     }
 }
 
-/// Data over sockets. Dropping it ends its threads and fails its groups.
+/// Data over shared memory and sockets. Dropping it ends its threads and fails its groups.
 #[derive(Debug)]
 pub struct HostPlane {
     endpoint: Endpoint,
+    transport: Transport,
+    windows: Windows,
     lobby: Arc<Lobby>,
-    mailbox: Arc<Mailbox>,
+    hub: Arc<Hub>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -69,6 +95,11 @@ impl HostPlane {
     /// Listens on a Unix socket with a random abstract name and on a free TCP port of `tcp_bind_ip`, which is also
     /// where peers on other nodes are told to connect. Peers with an equal `node` use the Unix socket.
     pub fn new(node: &str, tcp_bind_ip: &str) -> Result<HostPlane, HostError> {
+        HostPlane::over(Transport::default(), node, tcp_bind_ip)
+    }
+
+    /// The same with another transport between the ranks of one node.
+    pub fn over(transport: Transport, node: &str, tcp_bind_ip: &str) -> Result<HostPlane, HostError> {
         let ip: IpAddr = tcp_bind_ip
             .parse()
             .ok()
@@ -83,10 +114,17 @@ impl HostPlane {
             unix: unix_name,
             tcp: tcp.local_addr().map_err(tcp_failed)?.to_string(),
         };
-        let mailbox = Arc::new(Mailbox::new()?);
-        let engine = Engine::new(&mailbox)?;
+        let hub = Arc::new(Hub::new()?);
+        let engine = Engine::new(&hub);
         let lobby = Arc::new(Lobby::new()?);
-        let mut plane = HostPlane { endpoint, lobby: Arc::clone(&lobby), mailbox, threads: Vec::new() };
+        let mut plane = HostPlane {
+            endpoint,
+            transport,
+            windows: Windows::new(transport == Transport::Shared),
+            lobby: Arc::clone(&lobby),
+            hub,
+            threads: Vec::new(),
+        };
         plane.spawn("plane-engine", move || engine.run())?;
         plane.spawn("plane-lobby", move || lobby.run(&unix, &tcp))?;
         Ok(plane)
@@ -119,16 +157,16 @@ impl Plane for HostPlane {
         }
         let until = Instant::now() + spec.deadline.min(LONGEST_JOIN);
         let io = |error: HostError| PlaneError::Io { group: spec.name.clone(), detail: error.to_string() };
-        let bell = engine::bell().map_err(io)?;
-        let desk = self.lobby.open(&key, bell).map_err(|why| join::no_desk(&spec, why))?;
-        let links = Join::new(&spec, &key, until).run(&desk)?;
-        let shared = Shared::new(&self.mailbox, &spec.name, spec.rank, size, spec.epoch);
-        let shared = Arc::new(shared);
-        let member = Member::new(Arc::clone(&shared), links);
-        if self.mailbox.post(Command::Adopt(Box::new(member))).is_err() {
+        let desk = bell().map_err(io)?;
+        let desk = self.lobby.open(&key, desk).map_err(|why| join::no_desk(&spec, why))?;
+        let tcp_only = self.transport == Transport::Tcp;
+        let links = Join::new(&spec, &key, until, &self.windows, tcp_only).run(&desk)?;
+        let shared = Shared::new(self.hub.next_id(), &spec.name, spec.rank, size, spec.epoch);
+        let room = Arc::new(Room::new(&self.hub, &Arc::new(shared), links).map_err(io)?);
+        if self.hub.open(&room).is_err() {
             return Err(join::no_desk(&spec, lobby::NoDesk::Stopping));
         }
-        Ok(Box::new(HostGroup::new(shared)))
+        Ok(Box::new(HostGroup::new(room)))
     }
 
     fn abort_joins(&self, epoch: u64) {
@@ -139,7 +177,7 @@ impl Plane for HostPlane {
 impl Drop for HostPlane {
     fn drop(&mut self) {
         self.lobby.stop();
-        let _ = self.mailbox.post(Command::Stop);
+        self.hub.stop();
         for thread in self.threads.drain(..) {
             // A thread that panicked has nothing left to end.
             let _ = thread.join();
@@ -161,57 +199,4 @@ fn listen_unix() -> Result<(UnixListener, String), HostError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::handshake::{ANSWER, Hello, NONCE, PROOF};
-    use super::*;
-    use crate::{Op, Ticket};
-    use std::io::{Read, Write};
-    use std::os::unix::net::UnixStream;
-    use std::thread;
-
-    const PATIENCE: Duration = Duration::from_secs(30);
-
-    /// Strangers that know the protocol and all names, but not the ticket, cannot take a rank or keep its owner out.
-    #[test]
-    fn a_false_proof_is_hung_up_on_and_a_missing_one_keeps_nobody_out() {
-        let planes = [(); 2].map(|()| HostPlane::new("node", "127.0.0.1").unwrap());
-        let members: Vec<Endpoint> = planes.iter().map(Plane::endpoint).collect();
-        let join = |rank: usize| {
-            let spec = GroupSpec {
-                job: "job".into(),
-                epoch: 1,
-                name: "world".into(),
-                members: members.clone(),
-                rank,
-                ticket: Ticket([1; 32]),
-                deadline: PATIENCE,
-            };
-            let mut group = planes[rank].join(spec).unwrap();
-            group.submit(Op::Barrier, PATIENCE).wait().unwrap();
-            group.retire();
-        };
-        let hello = Hello {
-            key: Key { job: "job".into(), epoch: 1, group: "world".into() },
-            from: 1,
-            to: 0,
-            nonce: [0; NONCE],
-        };
-        let claim = || {
-            let address = SocketAddr::from_abstract_name(&members[0].unix).unwrap();
-            let mut stranger = UnixStream::connect_addr(&address).unwrap();
-            stranger.set_read_timeout(Some(PATIENCE)).unwrap();
-            stranger.write_all(&hello.encode()).unwrap();
-            stranger
-        };
-        thread::scope(|scope| {
-            scope.spawn(|| join(0));
-            let mut liar = claim();
-            liar.read_exact(&mut [0; ANSWER]).unwrap();
-            liar.write_all(&[0; PROOF]).unwrap();
-            assert_eq!(liar.read(&mut [0; 1]).unwrap(), 0);
-            let silent: Vec<UnixStream> = (0..100).map(|_| claim()).collect();
-            join(1);
-            drop(silent);
-        });
-    }
-}
+mod tests;

@@ -11,4 +11,4 @@ pub mod host;
 pub use buffer::{Buffer, Element, Kind};
 pub use error::{AbortReason, PlaneError};
 pub use group::{Aborter, Endpoint, Group, GroupSpec, Op, Plane, Reduce, Ticket, WAITING_SHOWN, Work};
-pub use host::{HostError, HostPlane};
+pub use host::{HostError, HostPlane, Transport};

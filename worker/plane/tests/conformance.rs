@@ -1,20 +1,46 @@
-//! The host plane over both of its transports.
+//! The host plane over each of its transports.
 
 #![allow(clippy::unwrap_used)]
 
 mod suite;
 
-use reknit_plane::{HostPlane, Plane};
+use reknit_plane::{HostPlane, Plane, Transport};
+
+fn over(transport: Transport, size: usize, node: impl Fn(usize) -> String) -> Vec<Box<dyn Plane>> {
+    (0..size)
+        .map(|rank| {
+            let plane = HostPlane::over(transport, &node(rank), "127.0.0.1").unwrap();
+            Box::new(plane) as Box<dyn Plane>
+        })
+        .collect()
+}
 
 fn planes(size: usize, node: impl Fn(usize) -> String) -> Vec<Box<dyn Plane>> {
-    (0..size)
-        .map(|rank| Box::new(HostPlane::new(&node(rank), "127.0.0.1").unwrap()) as Box<dyn Plane>)
-        .collect()
+    over(Transport::Shared, size, node)
 }
 
 #[test]
 fn on_one_node() {
     suite::conformance(|size| planes(size, |_| "node".into()));
+}
+
+#[test]
+fn on_one_node_over_unix_sockets() {
+    suite::conformance(|size| over(Transport::Unix, size, |_| "node".into()));
+}
+
+#[test]
+fn on_one_node_over_tcp() {
+    suite::conformance(|size| over(Transport::Tcp, size, |_| "node".into()));
+}
+
+/// A rank that may not share memory gets on with those that would.
+#[test]
+fn on_one_node_with_and_without_shared_memory() {
+    suite::conformance(|size| {
+        let transport = |rank| if rank % 2 == 0 { Transport::Shared } else { Transport::Unix };
+        (0..size).flat_map(|rank| over(transport(rank), 1, |_| "node".into())).collect()
+    });
 }
 
 #[test]

@@ -4,7 +4,10 @@
 
 mod suite;
 
-use reknit_plane::{Buffer, Endpoint, Group, GroupSpec, HostPlane, Op, Plane, PlaneError, Reduce, Ticket};
+use reknit_plane::{
+    AbortReason, Buffer, Endpoint, Group, GroupSpec, HostPlane, Op, Plane, PlaneError, Reduce, Ticket,
+    Transport,
+};
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
@@ -25,6 +28,12 @@ fn spec(members: Vec<Endpoint>, rank: usize, epoch: u64) -> GroupSpec {
         ticket: Ticket([epoch as u8; 32]),
         deadline: suite::PATIENCE,
     }
+}
+
+/// A node's name that starts with `unix` has no shared memory.
+fn plane(node: &str) -> HostPlane {
+    let transport = if node.starts_with("unix") { Transport::Unix } else { Transport::Shared };
+    HostPlane::over(transport, node, "127.0.0.1").unwrap()
 }
 
 /// What each rank gives.
@@ -52,7 +61,10 @@ fn parse(line: &str) -> Endpoint {
 #[ignore = "the tests below run it as a child process"]
 fn victim() {
     let node = std::env::var("VICTIM_NODE").unwrap();
-    let plane = HostPlane::new(&node, "127.0.0.1").unwrap();
+    let resident: usize = std::env::var("VICTIM_MIB").unwrap().parse().unwrap();
+    let plane = plane(&node);
+    // Every page is written to, and kept.
+    let ballast = vec![1_u8; resident << 20];
     println!("\nendpoint {}", show(&plane.endpoint()));
     let lines = std::io::stdin().lines().take(SIZE);
     let members = lines.map(|line| parse(&line.unwrap())).collect();
@@ -62,6 +74,7 @@ fn victim() {
         println!("step {step}");
         buffer = all_reduce(&mut *group, Reduce::Max, buffer).unwrap();
     }
+    drop(ballast);
 }
 
 struct Victim {
@@ -70,10 +83,11 @@ struct Victim {
 }
 
 impl Victim {
-    fn spawn(node: &str) -> Victim {
+    fn spawn(node: &str, mib: usize) -> Victim {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "victim", "--ignored", "--nocapture"])
             .env("VICTIM_NODE", node)
+            .env("VICTIM_MIB", mib.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -98,10 +112,18 @@ impl Drop for Victim {
     }
 }
 
-fn survive(node: impl Fn(usize) -> String) {
-    let mut victim = Victim::spawn(&node(VICTIM));
-    let planes: Vec<HostPlane> =
-        (0..VICTIM).map(|rank| HostPlane::new(&node(rank), "127.0.0.1").unwrap()).collect();
+/// How the survivors hear of the death.
+#[derive(Clone, Copy, PartialEq)]
+enum News {
+    /// By themselves.
+    None,
+    /// As the daemon would push it, since it takes long to tear down the dead rank's memory.
+    Pushed,
+}
+
+fn survive(node: impl Fn(usize) -> String, mib: usize, news: News) {
+    let mut victim = Victim::spawn(&node(VICTIM), mib);
+    let planes: Vec<HostPlane> = (0..VICTIM).map(|rank| plane(&node(rank))).collect();
     let survivors: Vec<Endpoint> = planes.iter().map(Plane::endpoint).collect();
     let mut members = survivors.clone();
     members.push(parse(&victim.wait_for("endpoint ")));
@@ -111,11 +133,14 @@ fn survive(node: impl Fn(usize) -> String) {
     }
 
     let (planes, members) = (&planes, &members);
+    let (told, aborters) = std::sync::mpsc::channel();
     let (killed, ends) = thread::scope(|scope| {
         let threads: Vec<_> = (0..VICTIM)
             .map(|rank| {
+                let told = told.clone();
                 scope.spawn(move || {
                     let mut group = planes[rank].join(spec(members.clone(), rank, 1)).unwrap();
+                    told.send(group.aborter()).unwrap();
                     // The greatest stays the greatest: the buffer goes straight back, so that nearly all
                     // the time is spent inside the operation, where the kill is to fall.
                     let mut buffer = values(rank);
@@ -136,15 +161,27 @@ fn survive(node: impl Fn(usize) -> String) {
         victim.wait_for("step 2");
         let killed = Instant::now();
         victim.kill();
+        if news == News::Pushed {
+            aborters.iter().take(VICTIM).for_each(|aborter| aborter.abort(AbortReason::EpochClosed));
+        }
         let ends: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
         (killed, ends)
     });
     for (finished, error, failed) in ends {
         // The victim saw its second operation end, so everybody was in it.
         assert!(finished >= 1, "the group worked before");
-        assert!(matches!(error, PlaneError::PeerLost { rank: VICTIM, .. }), "{error}");
         let after = failed.duration_since(killed);
-        println!("seen after {after:?}: {error}");
+        println!("{mib} MiB: seen after {after:?}: {error}");
+        match news {
+            News::None => assert!(matches!(error, PlaneError::PeerLost { rank: VICTIM, .. }), "{error}"),
+            News::Pushed => assert!(
+                matches!(
+                    error,
+                    PlaneError::Aborted { .. } | PlaneError::PeerLeft { .. } | PlaneError::PeerLost { .. }
+                ),
+                "{error}"
+            ),
+        }
         assert!(after < Duration::from_secs(1), "{after:?}");
     }
 
@@ -166,10 +203,20 @@ fn survive(node: impl Fn(usize) -> String) {
 
 #[test]
 fn a_killed_rank_is_named_at_once_and_the_rest_go_on() {
-    survive(|_| "node".into());
+    survive(|_| "node".into(), 0, News::None);
+}
+
+#[test]
+fn a_killed_rank_without_shared_memory_is_named_at_once_and_the_rest_go_on() {
+    survive(|_| "unix".into(), 0, News::None);
 }
 
 #[test]
 fn a_killed_rank_on_another_node_is_named_at_once_and_the_rest_go_on() {
-    survive(|rank| format!("node-{rank}"));
+    survive(|rank| format!("node-{rank}"), 0, News::None);
+}
+
+#[test]
+fn the_news_of_a_death_is_enough_while_a_gigabyte_is_torn_down() {
+    survive(|_| "node".into(), 1536, News::Pushed);
 }

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use reknit_plane::{Endpoint, Group, GroupSpec, HostPlane, Op, Plane, PlaneError, Ticket};
+use reknit_plane::{Endpoint, Group, GroupSpec, HostPlane, Op, Plane, PlaneError, Ticket, Transport};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::linux::net::SocketAddrExt;
@@ -120,7 +120,7 @@ fn garbage_is_hung_up_on() {
         let mut unix = dial_unix(&endpoint);
         unix.set_read_timeout(Some(PATIENCE)).unwrap();
         // The right magic, then a body that makes no sense.
-        unix.write_all(b"reknit\0\x01\x10\x00").unwrap();
+        unix.write_all(b"reknit\0\x02\x10\x00").unwrap();
         unix.write_all(&[0xff; 16]).unwrap();
         assert!(matches!(unix.read(&mut [0; 16]), Ok(0)));
     });
@@ -151,7 +151,9 @@ fn a_stranger_that_says_half_a_hello_is_hung_up_on() {
 /// As when more connections come at once than a plane keeps.
 #[test]
 fn who_is_hung_up_on_before_an_answer_calls_again() {
-    let (zero, one) = (plane(), plane());
+    // Who passes the bytes on passes no descriptors on, so the two ranks must not share memory.
+    let plain = || HostPlane::over(Transport::Unix, "node", "127.0.0.1").unwrap();
+    let (zero, one) = (plain(), plain());
     let unix = format!("{}-between", zero.endpoint().unix);
     let between = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&unix).unwrap()).unwrap();
     let members = [Endpoint { unix, ..zero.endpoint() }, one.endpoint()];

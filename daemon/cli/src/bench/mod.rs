@@ -2,6 +2,7 @@
 
 mod daemon;
 mod job;
+mod plane;
 mod planner;
 mod progress;
 mod recovery;
@@ -20,6 +21,8 @@ pub(crate) enum BenchCommand {
     Recovery(recovery::RecoveryArgs),
     /// Time the trainer alone: tokens a second for two shapes of model.
     Train(train::TrainArgs),
+    /// Time exchanges between ranks of this machine over each transport, beside plain copies.
+    Plane(plane::PlaneArgs),
 }
 
 pub(crate) async fn run(command: &BenchCommand) -> Result<(), Failure> {
@@ -28,5 +31,6 @@ pub(crate) async fn run(command: &BenchCommand) -> Result<(), Failure> {
         BenchCommand::Daemon(args) => daemon::run(args).await,
         BenchCommand::Recovery(args) => recovery::run(args).await,
         BenchCommand::Train(args) => train::run(args),
+        BenchCommand::Plane(args) => plane::run(args),
     }
 }

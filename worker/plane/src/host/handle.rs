@@ -1,7 +1,7 @@
 //! A group as its owner holds it.
 
-use super::engine::Command;
 use super::program::{Channel, lower};
+use super::room::Room;
 use super::running::Task;
 use super::work::{End, HostAborter, HostWork, Shared, Slot};
 use crate::{AbortReason, Aborter, Group, Op, PlaneError, Work};
@@ -17,7 +17,7 @@ const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 #[derive(Debug)]
 pub(super) struct HostGroup {
-    shared: Arc<Shared>,
+    room: Arc<Room>,
     /// Operations of the whole group so far.
     collectives: u64,
     /// By rank: messages to it and from it so far.
@@ -29,10 +29,10 @@ pub(super) struct HostGroup {
 }
 
 impl HostGroup {
-    pub(super) fn new(shared: Arc<Shared>) -> HostGroup {
-        let size = shared.size;
+    pub(super) fn new(room: Arc<Room>) -> HostGroup {
+        let size = room.shared.size;
         HostGroup {
-            shared,
+            room,
             collectives: 0,
             sent: vec![0; size],
             received: vec![0; size],
@@ -53,15 +53,16 @@ impl HostGroup {
     }
 
     fn prepare(&mut self, op: Op, limit: Duration, slot: &Arc<Slot>) -> Result<Task, PlaneError> {
-        if let Some(error) = self.shared.error() {
+        let shared = Arc::clone(&self.room.shared);
+        if let Some(error) = shared.error() {
             return Err(error);
         }
-        if self.shared.pending() >= MAX_PENDING {
+        if shared.pending() >= MAX_PENDING {
             let text = format!("more than {MAX_PENDING} operations are pending; wait for some first");
-            return Err(self.shared.io(text));
+            return Err(shared.io(text));
         }
-        let program = lower(&op, self.shared.rank, self.shared.size)
-            .map_err(|detail| self.shared.io(format!("operation refused: {detail}")))?;
+        let program = lower(&op, shared.rank, shared.size)
+            .map_err(|detail| shared.io(format!("operation refused: {detail}")))?;
         let data = match op {
             Op::AllReduce { buffer, .. }
             | Op::ReduceScatterV { buffer, .. }
@@ -73,7 +74,7 @@ impl HostGroup {
             Op::Barrier => crate::Buffer::empty(),
         };
         Ok(Task {
-            pending: Shared::count(&self.shared),
+            pending: Shared::count(&shared),
             sequence: self.next_sequence(program.channel),
             output: program.kind.zeros(program.output),
             program,
@@ -87,15 +88,15 @@ impl HostGroup {
 
 impl Group for HostGroup {
     fn rank(&self) -> usize {
-        self.shared.rank
+        self.room.shared.rank
     }
 
     fn size(&self) -> usize {
-        self.shared.size
+        self.room.shared.size
     }
 
     fn epoch(&self) -> u64 {
-        self.shared.epoch
+        self.room.shared.epoch
     }
 
     fn submit(&mut self, op: Op, deadline: Duration) -> Box<dyn Work> {
@@ -104,40 +105,34 @@ impl Group for HostGroup {
         let (what, deadline) = match self.prepare(op, limit, &slot) {
             Ok(task) => {
                 let (what, deadline) = (task.what(), task.deadline);
-                let command = Command::Submit(self.shared.id, task);
-                if self.shared.mailbox.post(command).is_err() {
-                    self.shared.fail(self.shared.aborted(AbortReason::Leaving));
-                    slot.set(End::Failed);
-                }
+                self.room.submit(task);
                 (what, deadline)
             }
             Err(error) => {
                 // The peers run an operation that this rank does not: the group is of no use any more.
-                self.shared.fail(error);
-                self.shared.mailbox.abort(self.shared.id);
+                self.room.shared.fail(error);
+                self.room.ring();
                 slot.set(End::Failed);
                 (String::new(), Instant::now())
             }
         };
         self.last_deadline = self.last_deadline.max(deadline);
-        Box::new(HostWork { shared: Arc::clone(&self.shared), slot, what, deadline, limit })
+        Box::new(HostWork { room: Arc::clone(&self.room), slot, what, deadline, limit })
     }
 
     fn health(&self) -> Option<PlaneError> {
-        self.shared.error()
+        self.room.shared.error()
     }
 
     fn aborter(&self) -> Arc<dyn Aborter> {
-        Arc::new(HostAborter(Arc::clone(&self.shared)))
+        Arc::new(HostAborter(Arc::clone(&self.room)))
     }
 
     fn retire(mut self: Box<Self>) {
         self.retired = true;
         let told = Arc::new(Slot::default());
-        let command = Command::Retire(self.shared.id, Arc::clone(&told));
-        if self.shared.mailbox.post(command).is_ok() {
-            told.take(self.last_deadline.max(Instant::now()) + RETIRE_PATIENCE);
-        }
+        self.room.retire(Arc::clone(&told));
+        told.take(self.last_deadline.max(Instant::now()) + RETIRE_PATIENCE);
     }
 }
 

@@ -1,9 +1,11 @@
 //! Joining a group: a rank connects to every lower one and is connected to by every higher one.
 
-use super::engine::timespec;
 use super::handshake::{ACCEPTED, ANSWER, Hello, Key, NONCE, Nonce, PROOF, REFUSED, Refusal, Side};
+use super::hub::timespec;
 use super::link::Link;
 use super::lobby::{Desk, NoDesk, Visitor};
+use super::offer::{Answer, Offered, Windows};
+use super::wire::Wire;
 use crate::{AbortReason, GroupSpec, PlaneError, Ticket};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -31,7 +33,7 @@ struct Candidate {
     heard: Vec<u8>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 enum Stage {
     /// The connection is being made; then the hello goes out.
     Connecting,
@@ -39,11 +41,13 @@ enum Stage {
     AwaitingAnswer,
     /// The answer, with this nonce, is out.
     AwaitingProof(Nonce),
+    /// The peer is the right one; this rank's offer of a shared window is out.
+    AwaitingOffer(Offered),
 }
 
 enum Progress {
     Wait(Candidate),
-    Linked(usize, OwnedFd),
+    Linked(usize, Wire),
     /// The peer cannot answer just now.
     Again(usize),
     /// The connection came to nothing; another may still come.
@@ -54,7 +58,10 @@ pub(super) struct Join<'a> {
     spec: &'a GroupSpec,
     key: &'a Key,
     until: Instant,
-    links: Vec<Option<OwnedFd>>,
+    windows: &'a Windows,
+    /// Not even ranks of this node are called over Unix sockets.
+    tcp_only: bool,
+    links: Vec<Option<Wire>>,
     candidates: Vec<Candidate>,
     /// Peers to call, and when.
     to_call: Vec<(Instant, usize)>,
@@ -63,12 +70,20 @@ pub(super) struct Join<'a> {
 }
 
 impl<'a> Join<'a> {
-    pub(super) fn new(spec: &'a GroupSpec, key: &'a Key, until: Instant) -> Join<'a> {
+    pub(super) fn new(
+        spec: &'a GroupSpec,
+        key: &'a Key,
+        until: Instant,
+        windows: &'a Windows,
+        tcp_only: bool,
+    ) -> Join<'a> {
         let now = Instant::now();
         Join {
             spec,
             key,
             until,
+            windows,
+            tcp_only,
             links: (0..spec.members.len()).map(|_| None).collect(),
             candidates: Vec::new(),
             to_call: (0..spec.rank).map(|peer| (now, peer)).collect(),
@@ -95,7 +110,7 @@ impl<'a> Join<'a> {
         }
         let epoch = self.key.epoch;
         let links = self.links.into_iter();
-        Ok(links.map(|socket| Some(Link::new(socket?, epoch))).collect())
+        Ok(links.map(|wire| Some(Link::new(wire?, epoch))).collect())
     }
 
     fn missing(&self) -> Vec<usize> {
@@ -109,17 +124,19 @@ impl<'a> Join<'a> {
             .candidates
             .iter()
             .map(|candidate| {
-                let flags = match candidate.stage {
+                let flags = match &candidate.stage {
                     Stage::Connecting => PollFlags::OUT,
-                    Stage::AwaitingAnswer | Stage::AwaitingProof(_) => PollFlags::IN,
+                    Stage::AwaitingAnswer | Stage::AwaitingProof(_) | Stage::AwaitingOffer(_) => {
+                        PollFlags::IN
+                    }
                 };
                 PollFd::new(&candidate.socket, flags)
             })
             .collect();
         fds.push(PollFd::new(&*desk.bell, PollFlags::IN));
         let linked: Vec<usize> = (0..self.links.len()).filter(|&r| self.links[r].is_some()).collect();
-        for socket in self.links.iter().flatten() {
-            fds.push(PollFd::new(socket, PollFlags::RDHUP));
+        for wire in self.links.iter().flatten() {
+            fds.push(PollFd::new(wire.socket(), PollFlags::RDHUP));
         }
         let next_call = self.to_call.iter().map(|(at, _)| *at).min();
         let next = next_call.map_or(self.until, |at| at.min(self.until));
@@ -138,8 +155,8 @@ impl<'a> Join<'a> {
 
     /// A linked peer has hung up; it may have said why.
     fn left(&mut self, peer: usize) -> PlaneError {
-        let socket = self.links[peer].take();
-        let said = socket.map(|socket| Link::new(socket, self.key.epoch).peek());
+        let wire = self.links[peer].take();
+        let said = wire.map(|wire| Link::new(wire, self.key.epoch).peek());
         match said {
             Some(Err(error)) => error.blame(&self.key.group, self.spec.rank, peer),
             Some(Ok(_)) | None => self.lost(peer, "it left while others were still joining"),
@@ -149,9 +166,9 @@ impl<'a> Join<'a> {
     fn settle(&mut self, progress: Progress) {
         match progress {
             Progress::Wait(candidate) => self.candidates.push(candidate),
-            Progress::Linked(peer, socket) => {
+            Progress::Linked(peer, wire) => {
                 if self.links[peer].is_none() {
-                    self.links[peer] = Some(socket);
+                    self.links[peer] = Some(wire);
                 }
             }
             Progress::Again(peer) => self.to_call.push((Instant::now() + RETRY, peer)),
@@ -169,7 +186,7 @@ impl<'a> Join<'a> {
             return Ok(());
         }
         // Anybody can claim a rank; so several may, until one of them proves it. Who has had the most time goes first.
-        let proving = |candidate: &Candidate| matches!(candidate.stage, Stage::AwaitingProof(_));
+        let proving = |candidate: &Candidate| matches!(&candidate.stage, Stage::AwaitingProof(_));
         if self.candidates.iter().filter(|c| proving(c)).count() >= MAX_CLAIMS + self.links.len()
             && let Some(oldest) = self.candidates.iter().position(proving)
         {
@@ -224,7 +241,7 @@ impl<'a> Join<'a> {
         let there = &self.spec.members[peer];
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let open = |family| socket_with(family, SocketType::STREAM, flags, None);
-        let (socket, called) = if self.same_node(peer) {
+        let (socket, called) = if self.same_node(peer) && !self.tcp_only {
             let socket = open(AddressFamily::UNIX)?;
             let called = connect(&socket, &SocketAddrUnix::new_abstract_name(there.unix.as_bytes())?);
             (socket, called)
@@ -256,7 +273,7 @@ impl<'a> Join<'a> {
 
     fn advance(&mut self, mut candidate: Candidate) -> Result<Progress, PlaneError> {
         let peer = candidate.peer;
-        match candidate.stage {
+        match &mut candidate.stage {
             Stage::Connecting => match sockopt::socket_error(&candidate.socket) {
                 Ok(Ok(())) => {
                     if !say(&candidate.socket, &candidate.hello.encode()) {
@@ -285,22 +302,47 @@ impl<'a> Join<'a> {
                     Heard::Some => self.answered(candidate),
                 }
             }
-            Stage::AwaitingProof(nonce) => match candidate.hear(PROOF) {
-                Heard::Wait => Ok(Progress::Wait(candidate)),
-                Heard::End => {
-                    self.turned_away = Some(format!("who claimed to be rank {peer} gave no proof"));
-                    Ok(Progress::Dropped)
+            Stage::AwaitingProof(nonce) => {
+                let nonce = *nonce;
+                match candidate.hear(PROOF) {
+                    Heard::Wait => Ok(Progress::Wait(candidate)),
+                    Heard::End => {
+                        self.turned_away = Some(format!("who claimed to be rank {peer} gave no proof"));
+                        Ok(Progress::Dropped)
+                    }
+                    Heard::Some if candidate.proves(&nonce, Side::Connecting, &self.spec.ticket) => {
+                        self.trust(candidate)
+                    }
+                    Heard::Some => {
+                        self.turned_away =
+                            Some(format!("who claimed to be rank {peer} does not hold the ticket"));
+                        Ok(Progress::Dropped)
+                    }
                 }
-                Heard::Some if candidate.proves(&nonce, Side::Connecting, &self.spec.ticket) => {
-                    self.tune(peer, &candidate.socket);
-                    Ok(Progress::Linked(peer, candidate.socket))
-                }
-                Heard::Some => {
-                    self.turned_away =
-                        Some(format!("who claimed to be rank {peer} does not hold the ticket"));
-                    Ok(Progress::Dropped)
-                }
+            }
+            Stage::AwaitingOffer(offered) => match offered.answer(&candidate.socket, self.windows) {
+                Answer::Wait => Ok(Progress::Wait(candidate)),
+                Answer::End => Err(self.lost(peer, "it closed the connection during the handshake")),
+                Answer::Bad(detail) => Err(self.refused(format!("rank {peer}: {detail}"))),
+                Answer::Agreed(ring) => Ok(Progress::Linked(peer, Wire::new(candidate.socket, ring))),
             },
+        }
+    }
+
+    /// Both sides have proven themselves. Over TCP that is all; on one node they may share memory.
+    fn trust(&self, mut candidate: Candidate) -> Result<Progress, PlaneError> {
+        let peer = candidate.peer;
+        if sockopt::socket_domain(&candidate.socket) != Ok(AddressFamily::UNIX) {
+            // Small messages go at once. Only speed depends on it.
+            let _ = sockopt::set_tcp_nodelay(&candidate.socket, true);
+            return Ok(Progress::Linked(peer, Wire::new(candidate.socket, None)));
+        }
+        match self.windows.offer(&candidate.socket) {
+            Some(offered) => {
+                candidate.stage = Stage::AwaitingOffer(offered);
+                Ok(Progress::Wait(candidate))
+            }
+            None => Err(self.lost(peer, "it closed the connection during the handshake")),
         }
     }
 
@@ -327,21 +369,11 @@ impl<'a> Join<'a> {
         if !say(&candidate.socket, &hello.proof(&nonce, Side::Connecting, ticket)) {
             return Err(self.lost(peer, "it closed the connection during the handshake"));
         }
-        self.tune(peer, &candidate.socket);
-        Ok(Progress::Linked(peer, candidate.socket))
+        self.trust(candidate)
     }
 
     fn same_node(&self, peer: usize) -> bool {
         self.spec.members[peer].node == self.spec.members[self.spec.rank].node
-    }
-
-    /// TCP sends small messages at once. Unix sockets stay as they are: larger buffers were slower, since the data then
-    /// falls out of the cache on its way.
-    fn tune(&self, peer: usize, socket: &OwnedFd) {
-        if !self.same_node(peer) {
-            // Only speed depends on it.
-            let _ = sockopt::set_tcp_nodelay(socket, true);
-        }
     }
 
     fn nonce(&self) -> Result<Nonce, PlaneError> {

@@ -1,11 +1,9 @@
-//! One rank's end of the connection to one peer. Never blocks.
+//! One rank's end of the connection to one peer: frames over a wire. Never blocks.
 
 use super::frame::{Cause, Frame, HEADER, SEGMENT, Stamp};
+use super::wire::{Wire, WireError};
 use crate::PlaneError;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
-use std::io::IoSlice;
-use std::os::fd::OwnedFd;
 
 /// Bytes read ahead: enough for a small message and its header in one call.
 const STAGE: usize = 16 << 10;
@@ -18,6 +16,16 @@ pub(super) enum LinkError {
     /// The peer said so.
     Left(Cause),
     Garbage(String),
+}
+
+impl From<WireError> for LinkError {
+    fn from(error: WireError) -> Self {
+        match error {
+            WireError::Closed => LinkError::Closed,
+            WireError::Broken(errno) => LinkError::Broken(errno),
+            WireError::Garbage(detail) => LinkError::Garbage(detail),
+        }
+    }
 }
 
 impl LinkError {
@@ -40,15 +48,10 @@ impl LinkError {
     }
 }
 
-/// Readiness is edge-triggered: a flag stays up until the socket says that it would block.
 #[derive(Debug)]
 pub(super) struct Link {
-    socket: OwnedFd,
+    pub(super) wire: Wire,
     epoch: u64,
-    readable: bool,
-    writable: bool,
-    /// The peer has hung up: a short read may be followed by the end without another event.
-    hung_up: bool,
     staged: Box<[u8]>,
     start: usize,
     end: usize,
@@ -60,14 +63,10 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Takes a connected, non-blocking socket.
-    pub(super) fn new(socket: OwnedFd, epoch: u64) -> Link {
+    pub(super) fn new(wire: Wire, epoch: u64) -> Link {
         Link {
-            socket,
+            wire,
             epoch,
-            readable: true,
-            writable: true,
-            hung_up: false,
             staged: vec![0; STAGE].into_boxed_slice(),
             start: 0,
             end: 0,
@@ -75,16 +74,6 @@ impl Link {
             segment: 0,
             retired: false,
         }
-    }
-
-    pub(super) fn socket(&self) -> &OwnedFd {
-        &self.socket
-    }
-
-    pub(super) fn notice(&mut self, readable: bool, writable: bool, hung_up: bool) {
-        self.readable |= readable || hung_up;
-        self.writable |= writable || hung_up;
-        self.hung_up |= hung_up;
     }
 
     /// The peer said goodbye: it sends nothing any more.
@@ -136,7 +125,7 @@ impl Link {
             self.start += count;
             count
         } else {
-            receive(&self.socket, into, &mut self.readable, self.hung_up)?
+            self.wire.read(into)?
         };
         self.segment -= count;
         Ok(count)
@@ -147,82 +136,36 @@ impl Link {
         self.staged.copy_within(self.start..self.end, 0);
         self.end -= self.start;
         self.start = 0;
-        let room = &mut self.staged[self.end..];
-        let count = receive(&self.socket, room, &mut self.readable, self.hung_up)?;
+        let count = self.wire.read(&mut self.staged[self.end..])?;
         self.end += count;
         Ok(count > 0)
     }
 
-    /// Writes from two pieces in turn. Zero when the socket is full.
+    /// Writes from two pieces in turn. Zero when there is no room.
     pub(super) fn write(&mut self, head: &[u8], body: &[u8]) -> Result<usize, LinkError> {
-        if !self.writable {
-            return Ok(0);
-        }
-        let pieces = [IoSlice::new(head), IoSlice::new(body)];
-        loop {
-            let mut control = SendAncillaryBuffer::default();
-            match sendmsg(&self.socket, &pieces, &mut control, SendFlags::NOSIGNAL) {
-                Ok(count) => {
-                    self.writable = count == head.len() + body.len();
-                    return Ok(count);
-                }
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => {
-                    self.writable = false;
-                    return Ok(0);
-                }
-                Err(error) => {
-                    self.writable = false;
-                    return Err(self.last_words(error));
-                }
-            }
-        }
+        self.wire.write(head, body).map_err(|error| match error {
+            WireError::Closed | WireError::Broken(_) => self.last_words(error),
+            WireError::Garbage(_) => error.into(),
+        })
     }
 
     /// A peer that gave up may have said why before its end of the connection closed.
-    fn last_words(&mut self, error: Errno) -> LinkError {
-        self.readable = true;
+    fn last_words(&mut self, error: WireError) -> LinkError {
+        self.wire.look_again();
         match self.peek() {
             Err(said) => said,
-            Ok(_) => LinkError::Broken(error),
+            Ok(_) => error.into(),
         }
     }
 
     /// Throws away what arrives. True when the peer has closed.
     pub(super) fn drain(&mut self, junk: &mut [u8]) -> bool {
-        while self.readable {
-            if receive(&self.socket, junk, &mut self.readable, self.hung_up).is_err() {
-                return true;
+        loop {
+            match self.wire.read(junk) {
+                Ok(0) => return false,
+                Ok(1..) => {}
+                Err(_) => return true,
             }
-        }
-        false
-    }
-}
-
-/// Zero when the socket is empty; the end of the stream is an error.
-fn receive(
-    socket: &OwnedFd,
-    into: &mut [u8],
-    readable: &mut bool,
-    hung_up: bool,
-) -> Result<usize, LinkError> {
-    if !*readable {
-        return Ok(0);
-    }
-    let wanted = into.len();
-    loop {
-        match recv(socket, &mut *into, RecvFlags::empty()) {
-            Ok((0, _)) => return Err(LinkError::Closed),
-            Ok((count, _)) => {
-                *readable = count == wanted || hung_up;
-                return Ok(count);
-            }
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => {
-                *readable = false;
-                return Ok(0);
-            }
-            Err(error) => return Err(LinkError::Broken(error)),
         }
     }
 }

@@ -3,8 +3,8 @@
 //! What strangers can do is bounded: the number of connections, the bytes and the time each may take.
 
 use super::HostError;
-use super::engine::{bell, ring, timespec};
 use super::handshake::{Hello, Key, PREFIX, Refusal};
+use super::hub::{bell, ring, timespec};
 use super::work::lock;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;

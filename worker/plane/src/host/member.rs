@@ -47,17 +47,24 @@ impl Member {
         Member { shared, links, queue: VecDeque::new(), running: None, scratch: Vec::new(), retiring: None }
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
-    }
-
     pub(super) fn links(&self) -> impl Iterator<Item = (usize, &Link)> {
         let links = self.links.iter().enumerate();
         links.filter_map(|(rank, link)| Some((rank, link.as_ref()?)))
     }
 
+    pub(super) fn links_mut(&mut self) -> impl Iterator<Item = &mut Link> {
+        self.links.iter_mut().flatten()
+    }
+
     pub(super) fn link(&mut self, rank: usize) -> Option<&mut Link> {
         self.links.get_mut(rank)?.as_mut()
+    }
+
+    /// Notes in the shared windows what the running operation waits for.
+    pub(super) fn doze(&mut self) {
+        if let Some(running) = &self.running {
+            running.doze(&mut self.links);
+        }
     }
 
     pub(super) fn submit(&mut self, task: Task) {
@@ -228,6 +235,18 @@ impl Parting {
         Some(&mut farewell.link)
     }
 
+    pub(super) fn links_mut(&mut self) -> impl Iterator<Item = &mut Link> {
+        self.farewells.iter_mut().flatten().map(|farewell| &mut farewell.link)
+    }
+
+    /// Notes in the shared windows that everything a peer does is of interest.
+    pub(super) fn doze(&mut self) {
+        for ring in self.links_mut().filter_map(|link| link.wire.ring()) {
+            ring.await_data();
+            ring.await_room();
+        }
+    }
+
     /// True when nothing is left to do.
     pub(super) fn turn(&mut self, now: Instant) -> bool {
         let mut junk = [0; 16 << 10];
@@ -263,7 +282,7 @@ impl Farewell {
             self.left -= self.link.write(&self.frame[HEADER - self.left..], &[])?;
             if self.left == 0 {
                 // The peer's own end of the connection tells whether this worked.
-                let _ = shutdown(self.link.socket(), Shutdown::Write);
+                let _ = shutdown(self.link.wire.socket(), Shutdown::Write);
             }
         }
         Ok(())

@@ -1,6 +1,8 @@
 //! Turns an operation into rounds of sends and receives. Pure: a function of the operation, the rank and the size.
 //!
-//! All algorithms are direct: each rank talks to each other one itself. Reductions take the ranks' values in rank
+//! All algorithms are direct: each rank talks to each other one itself, with small messages in one round, and large ones
+//! as a reduce-scatter and an all-gather, chunk by chunk. Each rank then sends and receives as much as in a ring, in
+//! fewer steps, and no order of the ranks is forced upon the sum. Reductions take the ranks' values in rank
 //! order, whoever computes them, so all ranks and all repeats get the same bits.
 
 use crate::buffer::Kind;
@@ -8,6 +10,10 @@ use crate::{Op, Reduce};
 
 /// All-reduces up to this many bytes run in one round: everybody sends everything to everybody.
 pub(super) const TINY: usize = 16 << 10;
+
+/// Larger ones run in chunks of this many bytes per rank, so that what is reduced is still in the cache, and the scratch
+/// memory stays small. Two such messages fit into a shared ring at once.
+pub(super) const PART: usize = 128 << 10;
 
 /// Which of an operation's memories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +37,14 @@ pub(super) struct Span {
 pub(super) struct Transfer {
     pub(super) peer: usize,
     pub(super) span: Span,
+    /// Which of the same round's sends or receives comes before it on the way to or from the same peer.
+    pub(super) after: Option<usize>,
+}
+
+impl Transfer {
+    fn new(peer: usize, span: Span) -> Transfer {
+        Transfer { peer, span, after: None }
+    }
 }
 
 /// Local work after a round's transfers.
@@ -48,12 +62,28 @@ pub(super) enum Step {
     },
 }
 
-/// Transfers that run at the same time, then local work.
+/// Transfers that run at the same time, then local work. Those with one peer go in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Round {
     pub(super) sends: Vec<Transfer>,
     pub(super) receives: Vec<Transfer>,
     pub(super) then: Vec<Step>,
+}
+
+impl Round {
+    /// Adds a second exchange with the same peers behind this one.
+    fn and_then(mut self, other: Round) -> Round {
+        let behind = |first: &mut Vec<Transfer>, second: Vec<Transfer>| {
+            let any = !first.is_empty();
+            for (place, transfer) in second.into_iter().enumerate() {
+                first.push(Transfer { after: any.then_some(place), ..transfer });
+            }
+        };
+        behind(&mut self.sends, other.sends);
+        behind(&mut self.receives, other.receives);
+        self.then.extend(other.then);
+        self
+    }
 }
 
 /// Which of an operation's buffers its submitter gets back.
@@ -183,9 +213,8 @@ impl Ranks {
         receive: impl Fn(usize) -> Span,
         then: Vec<Step>,
     ) -> Round {
-        let transfers = |span: &dyn Fn(usize) -> Span| {
-            self.peers().map(|peer| Transfer { peer, span: span(peer) }).collect()
-        };
+        let transfers =
+            |span: &dyn Fn(usize) -> Span| self.peers().map(|peer| Transfer::new(peer, span(peer))).collect();
         Round { sends: transfers(&send), receives: transfers(&receive), then }
     }
 
@@ -226,16 +255,24 @@ impl Ranks {
             ));
             return program;
         }
-        let parts = spans(Space::Data, &even_parts(len, self.size), kind);
-        let own = parts[self.rank];
-        let inputs = self.contributions(own);
-        program.scratch = (self.size - 1) * own.len;
-        program.rounds.push(self.exchange(
-            |to| parts[to],
-            |from| inputs[from],
-            vec![Step::Reduce { reduce, inputs: inputs.clone(), into: own }],
-        ));
-        program.rounds.push(self.exchange(|_| own, |from| parts[from], Vec::new()));
+        // Each rank reduces its part of a chunk, and gives it to all while the next chunk's parts are on their way.
+        let most = self.size * PART / kind.width();
+        let mut round = Round::default();
+        for start in (0..len).step_by(most) {
+            let chunk = even_parts(most.min(len - start), self.size);
+            let mut parts = spans(Space::Data, &chunk, kind);
+            for part in &mut parts {
+                part.start += start * kind.width();
+            }
+            let own = parts[self.rank];
+            let inputs = self.contributions(own);
+            program.scratch = program.scratch.max((self.size - 1) * own.len);
+            let then = vec![Step::Reduce { reduce, inputs: inputs.clone(), into: own }];
+            let scatter = self.exchange(|to| parts[to], |from| inputs[from], then);
+            program.rounds.push(round.and_then(scatter));
+            round = self.exchange(|_| own, |from| parts[from], Vec::new());
+        }
+        program.rounds.push(round);
         program
     }
 
@@ -303,9 +340,9 @@ impl Ranks {
         let whole = span(Space::Data, 0, len, kind);
         let mut round = Round::default();
         if self.rank == root {
-            round.sends = self.peers().map(|peer| Transfer { peer, span: whole }).collect();
+            round.sends = self.peers().map(|peer| Transfer::new(peer, whole)).collect();
         } else {
-            round.receives.push(Transfer { peer: root, span: whole });
+            round.receives.push(Transfer::new(root, whole));
         }
         Program {
             code: OpCode::Broadcast,
@@ -324,11 +361,11 @@ impl Ranks {
         let mut round = Round::default();
         let result = match channel {
             Channel::To(peer) => {
-                round.sends.push(Transfer { peer, span: whole });
+                round.sends.push(Transfer::new(peer, whole));
                 Outcome::Nothing
             }
             Channel::From(peer) => {
-                round.receives.push(Transfer { peer, span: whole });
+                round.receives.push(Transfer::new(peer, whole));
                 Outcome::Data
             }
             Channel::Group => Outcome::Nothing,

@@ -92,25 +92,43 @@ impl Running {
     /// One pass over all transfers. True when something moved; an error names the rank.
     pub(super) fn pass(&mut self, links: &mut [Option<Link>]) -> Result<bool, (usize, TransferError)> {
         let mut moved = false;
-        for send in &mut self.outgoing {
+        for at in 0..self.outgoing.len() {
+            let held_up = self.outgoing[at].transfer.after.is_some_and(|first| !self.outgoing[first].done());
+            let send = &mut self.outgoing[at];
             let peer = send.transfer.peer;
             moved |= match &mut links[peer] {
-                _ if send.done() => false,
+                _ if held_up || send.done() => false,
                 Some(link) if !link.retired() => {
                     send.push(link, &self.memory).map_err(|error| (peer, error.into()))?
                 }
                 _ => return Err((peer, TransferError::Retired)),
             };
         }
-        for receive in &mut self.incoming {
+        for at in 0..self.incoming.len() {
+            let held_up = self.incoming[at].transfer.after.is_some_and(|first| !self.incoming[first].done);
+            let receive = &mut self.incoming[at];
             let peer = receive.transfer.peer;
             moved |= match &mut links[peer] {
-                _ if receive.done => false,
+                _ if held_up || receive.done => false,
                 Some(link) => receive.pull(link, &mut self.memory).map_err(|error| (peer, error))?,
                 None => return Err((peer, TransferError::Retired)),
             };
         }
         Ok(moved)
+    }
+
+    /// Notes in the shared windows what the unfinished transfers wait for.
+    pub(super) fn doze(&self, links: &mut [Option<Link>]) {
+        for receive in self.incoming.iter().filter(|receive| !receive.done) {
+            if let Some(ring) = links[receive.transfer.peer].as_mut().and_then(|link| link.wire.ring()) {
+                ring.await_data();
+            }
+        }
+        for send in self.outgoing.iter().filter(|send| !send.done()) {
+            if let Some(ring) = links[send.transfer.peer].as_mut().and_then(|link| link.wire.ring()) {
+                ring.await_room();
+            }
+        }
     }
 
     /// Ends rounds whose transfers are all done. True when it was the last one.

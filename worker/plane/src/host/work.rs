@@ -1,6 +1,6 @@
 //! How a submitter waits for its operation, and what the threads of a group share.
 
-use super::engine::Mailbox;
+use super::room::Room;
 use super::running::Running;
 use crate::{AbortReason, Aborter, Buffer, PlaneError, WAITING_SHOWN, Work};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,32 +26,42 @@ pub(super) enum End {
 /// Where the engine puts an operation's end.
 #[derive(Debug, Default)]
 pub(super) struct Slot {
-    end: Mutex<Option<End>>,
+    state: Mutex<SlotState>,
     set: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct SlotState {
+    end: Option<End>,
+    /// Somebody sleeps until it is set: only then is the system asked to wake anybody.
+    awaited: bool,
 }
 
 impl Slot {
     pub(super) fn set(&self, end: End) {
-        let mut slot = lock(&self.end);
-        if slot.is_none() {
-            *slot = Some(end);
-            self.set.notify_one();
+        let mut state = lock(&self.state);
+        if state.end.is_none() {
+            state.end = Some(end);
+            if state.awaited {
+                self.set.notify_one();
+            }
         }
     }
 
     pub(super) fn is_set(&self) -> bool {
-        lock(&self.end).is_some()
+        lock(&self.state).end.is_some()
     }
 
     /// `None` when nothing came in time.
     pub(super) fn take(&self, until: Instant) -> Option<End> {
-        let mut slot = lock(&self.end);
+        let mut state = lock(&self.state);
+        state.awaited = true;
         loop {
-            if slot.is_some() {
-                return slot.take();
+            if state.end.is_some() {
+                return state.end.take();
             }
             let left = until.checked_duration_since(Instant::now())?;
-            slot = self.set.wait_timeout(slot, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.set.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
@@ -64,7 +74,6 @@ pub(super) struct Shared {
     pub(super) rank: usize,
     pub(super) size: usize,
     pub(super) epoch: u64,
-    pub(super) mailbox: Arc<Mailbox>,
     first_error: Mutex<Option<PlaneError>>,
     pending: AtomicUsize,
     /// Kept by the engine.
@@ -89,14 +98,13 @@ impl Drop for Pending {
 }
 
 impl Shared {
-    pub(super) fn new(mailbox: &Arc<Mailbox>, name: &str, rank: usize, size: usize, epoch: u64) -> Shared {
+    pub(super) fn new(id: u64, name: &str, rank: usize, size: usize, epoch: u64) -> Shared {
         Shared {
-            id: mailbox.next_id(),
+            id,
             name: name.to_owned(),
             rank,
             size,
             epoch,
-            mailbox: Arc::clone(mailbox),
             first_error: Mutex::new(None),
             pending: AtomicUsize::new(0),
             waiting: Mutex::default(),
@@ -156,24 +164,24 @@ impl Shared {
 }
 
 #[derive(Debug)]
-pub(super) struct HostAborter(pub(super) Arc<Shared>);
+pub(super) struct HostAborter(pub(super) Arc<Room>);
 
 impl Aborter for HostAborter {
     fn abort(&self, reason: AbortReason) {
-        let shared = &self.0;
+        let shared = &self.0.shared;
         shared.fail(shared.aborted(reason));
-        shared.mailbox.abort(shared.id);
+        self.0.ring();
     }
 
     fn waiting_for(&self) -> Vec<usize> {
-        let waiting = *lock(&self.0.waiting);
+        let waiting = *lock(&self.0.shared.waiting);
         waiting.ranks[..waiting.count].to_vec()
     }
 }
 
 #[derive(Debug)]
 pub(super) struct HostWork {
-    pub(super) shared: Arc<Shared>,
+    pub(super) room: Arc<Room>,
     pub(super) slot: Arc<Slot>,
     pub(super) what: String,
     pub(super) deadline: Instant,
@@ -182,18 +190,20 @@ pub(super) struct HostWork {
 
 impl Work for HostWork {
     fn wait(self: Box<Self>) -> Result<Buffer, PlaneError> {
-        let Some(end) = self.slot.take(self.deadline + MARGIN) else {
-            let error = self.shared.late(None, self.what, self.limit);
-            let error = self.shared.fail(error);
-            self.shared.mailbox.abort(self.shared.id);
+        let (shared, until) = (&self.room.shared, self.deadline + MARGIN);
+        // Another thread that waits in the same group, or the engine, may be at it.
+        self.room.drive(&self.slot, until);
+        let Some(end) = self.slot.take(until) else {
+            let error = shared.fail(shared.late(None, self.what, self.limit));
+            self.room.ring();
             return Err(error);
         };
         // A peer lost later does not undo what finished before; an abort by this rank does.
-        match (end, self.shared.error()) {
+        match (end, shared.error()) {
             (End::Done(_), Some(error @ PlaneError::Aborted { .. })) => Err(error),
             (End::Done(buffer), Some(_) | None) => Ok(buffer),
             (End::Failed, Some(error)) => Err(error),
-            (End::Failed, None) => Err(self.shared.io("the group is over")),
+            (End::Failed, None) => Err(shared.io("the group is over")),
         }
     }
 

@@ -116,6 +116,7 @@ pub fn conformance(make: impl Fn(usize) -> Vec<Box<dyn Plane>>) {
         mismatches(&planes);
         deadline(&planes);
         abort_unblocks_wait(&planes);
+        abort_at_any_moment(&planes);
         abort_unblocks_join(&planes);
         retired_peers(&planes);
     }
@@ -355,7 +356,61 @@ fn abort_unblocks_wait(planes: &[Box<dyn Plane>]) {
         "the first reason stays: {error}"
     );
     let error = groups[1].submit(Op::Barrier, PATIENCE).wait().unwrap_err();
-    assert!(matches!(&error, PlaneError::PeerLeft { rank: 0, .. }), "{error}");
+    // Another rank may have heard of it sooner and left in its turn.
+    assert!(matches!(&error, PlaneError::PeerLeft { rank, .. } if *rank != 1), "{error}");
+}
+
+/// Whatever a rank is amid when it aborts, all operations of all ranks end, soon, and the next group works.
+fn abort_at_any_moment(planes: &[Box<dyn Plane>]) {
+    use reknit_plane::AbortReason;
+    if planes.len() < 2 {
+        return;
+    }
+    const LEN: usize = 400_000;
+    for round in 0..8_u64 {
+        let name = format!("abort {round}");
+        let errors = ranks(planes, 3, &name, |mut group| {
+            let aborter = group.aborter();
+            let (done, finished) = std::sync::mpsc::channel::<()>();
+            thread::scope(|scope| {
+                if group.rank() == 1 {
+                    // Another moment each round; one that has waited too long has missed the end of the test.
+                    let moment = Duration::from_micros(150 * round * round);
+                    scope.spawn(move || {
+                        let _the_end = finished.recv_timeout(moment);
+                        aborter.abort(AbortReason::Sibling);
+                    });
+                }
+                let buffer = || Buffer::F32(vec![1.0; LEN]);
+                let error = loop {
+                    let works = [
+                        group.submit(Op::AllReduce { reduce: Reduce::Sum, buffer: buffer() }, PATIENCE),
+                        group.submit(Op::Broadcast { root: 0, buffer: buffer() }, PATIENCE),
+                    ];
+                    let ends = works.map(|work| work.wait());
+                    if let Some(error) = ends.into_iter().find_map(Result::err) {
+                        break error;
+                    }
+                };
+                drop(done);
+                assert_eq!(group.health().as_ref(), Some(&error), "the first error stays");
+                error
+            })
+        });
+        for (rank, error) in errors.into_iter().enumerate() {
+            let expected = match &error {
+                PlaneError::Aborted { reason: AbortReason::Sibling, .. } => rank == 1,
+                PlaneError::PeerLeft { .. } => rank != 1,
+                PlaneError::PeerLost { .. }
+                | PlaneError::Deadline { .. }
+                | PlaneError::Aborted { .. }
+                | PlaneError::Mismatch { .. }
+                | PlaneError::Handshake { .. }
+                | PlaneError::Io { .. } => false,
+            };
+            assert!(expected, "rank {rank}: {error}");
+        }
+    }
 }
 
 fn abort_unblocks_join(planes: &[Box<dyn Plane>]) {

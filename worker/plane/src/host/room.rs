@@ -1,0 +1,366 @@
+//! A group's place in its plane. Whoever holds its lock may move its data: the engine, or the thread that waits for an
+//! operation and has nothing better to do (its *driver*), which saves the way through the engine and back.
+
+use super::HostError;
+use super::hub::{Hub, bell, ring, timespec};
+use super::link::Link;
+use super::member::{Member, Parting, Turn};
+use super::ring::Ring;
+use super::running::Task;
+use super::work::{End, Shared, Slot, lock};
+use crate::{AbortReason, Buffer};
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll;
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Epoll's word for the bell; every other word is a rank.
+const BELL: u64 = u64::MAX;
+/// Events taken per call.
+const EVENTS: usize = 64;
+/// How long a driver looks for news before it sleeps, if its node has a core for each rank: about what falling asleep
+/// and waking up costs. It keeps the core: whoever yields it may not get it back for milliseconds.
+const SPIN: Duration = Duration::from_micros(30);
+/// How long a plane that is dropped goes on telling peers that it leaves.
+const STOP_LINGER: Duration = Duration::from_millis(250);
+
+/// What is left to do in a room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    /// Nothing until the next event.
+    Idle,
+    /// There may be more at once.
+    More,
+    /// Nothing ever again.
+    Over,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Open(Box<Member>),
+    Parting(Box<Parting>),
+    Over,
+}
+
+#[derive(Debug)]
+struct Inside {
+    phase: Phase,
+    /// A waiting thread moves the data and hears of all events.
+    driven: bool,
+    stopping: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Room {
+    pub(super) shared: Arc<Shared>,
+    hub: Arc<Hub>,
+    /// Submitted and not seen yet by who moves the data.
+    inbox: Mutex<Vec<Task>>,
+    inside: Mutex<Inside>,
+    /// A thread is about to drive: the engine leaves the group to it.
+    claimed: AtomicBool,
+    spin: Duration,
+    /// Readable when the bell was rung or a socket has news.
+    pub(super) epoll: OwnedFd,
+    bell: OwnedFd,
+}
+
+impl Room {
+    pub(super) fn new(
+        hub: &Arc<Hub>,
+        shared: &Arc<Shared>,
+        links: Vec<Option<Link>>,
+    ) -> Result<Room, HostError> {
+        use epoll::EventFlags as Flags;
+        let failed = |errno| HostError::system("watch a group's sockets", errno);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        let bell = bell()?;
+        let member = Member::new(Arc::clone(shared), links);
+        epoll::add(&epoll, &bell, epoll::EventData::new_u64(BELL), Flags::IN | Flags::ET).map_err(failed)?;
+        for (rank, link) in member.links() {
+            let flags = Flags::IN | Flags::OUT | Flags::RDHUP | Flags::ET;
+            let data = epoll::EventData::new_u64(rank as u64);
+            epoll::add(&epoll, link.wire.socket(), data, flags).map_err(failed)?;
+        }
+        // How many ranks of this group share this machine's cores.
+        let neighbours = member.links().filter(|(_, link)| link.wire.is_local()).count();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let spin = if neighbours < cores { SPIN } else { Duration::ZERO };
+        Ok(Room {
+            shared: Arc::clone(shared),
+            hub: Arc::clone(hub),
+            inbox: Mutex::default(),
+            inside: Mutex::new(Inside {
+                phase: Phase::Open(Box::new(member)),
+                driven: false,
+                stopping: false,
+            }),
+            claimed: AtomicBool::new(false),
+            spin,
+            epoll,
+            bell,
+        })
+    }
+
+    /// Wakes whoever moves the data.
+    pub(super) fn ring(&self) {
+        ring(&self.bell);
+    }
+
+    /// Begins the operation as far as it goes at once, if nobody else moves the group's data just now.
+    pub(super) fn submit(&self, task: Task) {
+        self.hub.alarm(task.deadline);
+        lock(&self.inbox).push(task);
+        if let Ok(mut inside) = self.inside.try_lock()
+            && !inside.driven
+            && self.advance(&mut inside) == State::Idle
+            && self.sleep(&mut inside)
+        {
+            return;
+        }
+        self.ring();
+    }
+
+    pub(super) fn retire(&self, told: Arc<Slot>) {
+        match &mut lock(&self.inside).phase {
+            Phase::Open(member) => member.retire(told),
+            Phase::Parting(_) | Phase::Over => told.set(End::Done(Buffer::empty())),
+        }
+        self.ring();
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        let inbox = lock(&self.inbox).iter().map(|task| task.deadline).min();
+        let inside = match &lock(&self.inside).phase {
+            Phase::Open(member) => member.next_deadline(),
+            Phase::Parting(parting) => Some(parting.until),
+            Phase::Over => None,
+        };
+        inbox.into_iter().chain(inside).min()
+    }
+
+    /// A turn by the engine.
+    pub(super) fn serve(&self) -> State {
+        let mut inside = lock(&self.inside);
+        if inside.driven || self.claimed.load(Ordering::Relaxed) {
+            return State::Idle;
+        }
+        self.collect(&mut inside, &mut Vec::with_capacity(EVENTS), Duration::ZERO);
+        let state = self.advance(&mut inside);
+        match state {
+            State::Idle if !self.sleep(&mut inside) => State::More,
+            // Who claimed it meanwhile goes on.
+            State::More if self.claimed.load(Ordering::Relaxed) => State::Idle,
+            State::Idle | State::More | State::Over => state,
+        }
+    }
+
+    /// Moves the group's data until the operation of `slot` has ended, or `until`. False at once when another thread
+    /// does it already.
+    pub(super) fn drive(&self, slot: &Slot, until: Instant) -> bool {
+        let first = !self.claimed.swap(true, Ordering::Relaxed);
+        let mut inside = lock(&self.inside);
+        if !first || inside.driven {
+            return false;
+        }
+        inside.driven = true;
+        // The engine would only get in the way. Failing that, it does.
+        let _ = self.hub.watch(self, false);
+        inside.wake();
+        let mut events = Vec::with_capacity(EVENTS);
+        let mut spin_until = None;
+        let state = loop {
+            let state = self.advance(&mut inside);
+            let now = Instant::now();
+            if slot.is_set() || state == State::Over || now >= until {
+                break state;
+            }
+            if state == State::More {
+                spin_until = None;
+            } else if now < *spin_until.get_or_insert(now + self.spin) {
+                let look = inside.has_plain_sockets();
+                drop(inside);
+                std::hint::spin_loop();
+                inside = lock(&self.inside);
+                if look {
+                    self.collect(&mut inside, &mut events, Duration::ZERO);
+                }
+            } else {
+                if self.sleep(&mut inside) {
+                    let until = inside.next_deadline().map_or(until, |next| next.min(until));
+                    drop(inside);
+                    self.wait(&mut events, until.saturating_duration_since(now));
+                    inside = lock(&self.inside);
+                    inside.notice(&events);
+                }
+                inside.wake();
+                spin_until = None;
+            }
+        };
+        inside.driven = false;
+        self.claimed.store(false, Ordering::Relaxed);
+        if state == State::More || !self.sleep(&mut inside) || state == State::Over {
+            self.ring();
+        }
+        let _ = self.hub.watch(self, true);
+        true
+    }
+
+    /// The plane is being dropped.
+    pub(super) fn close_soon(&self, now: Instant) {
+        let mut inside = lock(&self.inside);
+        inside.stopping = true;
+        match &mut inside.phase {
+            Phase::Open(_) => {
+                self.shared.fail(self.shared.aborted(AbortReason::Leaving));
+            }
+            Phase::Parting(parting) => parting.until = parting.until.min(now + STOP_LINGER),
+            Phase::Over => {}
+        }
+        self.ring();
+    }
+
+    /// The engine has ended: nobody speaks to the peers any more.
+    pub(super) fn end(&self) {
+        self.shared.fail(self.shared.aborted(AbortReason::Leaving));
+        let mut inside = lock(&self.inside);
+        self.advance(&mut inside);
+        inside.phase = Phase::Over;
+    }
+
+    fn wait(&self, events: &mut Vec<epoll::Event>, timeout: Duration) {
+        events.clear();
+        match epoll::wait(&self.epoll, spare_capacity(events), Some(&timespec(timeout))) {
+            Ok(_) | Err(Errno::INTR) => {}
+            // A lack of kernel memory: the group is of no use any more.
+            Err(errno) => {
+                self.shared.fail(self.shared.io(format!("cannot wait for the peers: {errno}")));
+            }
+        }
+    }
+
+    fn collect(&self, inside: &mut Inside, events: &mut Vec<epoll::Event>, timeout: Duration) {
+        self.wait(events, timeout);
+        inside.notice(events);
+        inside.wake();
+    }
+
+    /// One turn of the group.
+    fn advance(&self, inside: &mut Inside) -> State {
+        let tasks = std::mem::take(&mut *lock(&self.inbox));
+        let now = Instant::now();
+        if let Phase::Open(member) = &mut inside.phase {
+            for task in tasks {
+                member.submit(task);
+            }
+        } else {
+            for task in tasks {
+                task.slot.set(End::Failed);
+            }
+        }
+        let mut parting = match std::mem::replace(&mut inside.phase, Phase::Over) {
+            Phase::Open(mut member) => match member.turn(now) {
+                Turn::Idle => {
+                    inside.phase = Phase::Open(member);
+                    return State::Idle;
+                }
+                Turn::More => {
+                    inside.phase = Phase::Open(member);
+                    return State::More;
+                }
+                Turn::Retired => Box::new(member.say_goodbye(now)),
+                Turn::Failed(error) => {
+                    let error = self.shared.fail(error);
+                    Box::new(member.fail(&error, now))
+                }
+            },
+            Phase::Parting(parting) => parting,
+            Phase::Over => return State::Over,
+        };
+        if inside.stopping {
+            parting.until = parting.until.min(now + STOP_LINGER);
+        }
+        if parting.turn(now) {
+            return State::Over;
+        }
+        self.hub.alarm(parting.until);
+        inside.phase = Phase::Parting(parting);
+        State::Idle
+    }
+
+    /// Before nobody looks at the rings for a while: asks the peers to call. False when something has come already.
+    fn sleep(&self, inside: &mut Inside) -> bool {
+        inside.doze();
+        // With the fence of the peers, who first write and then look whether this rank sleeps.
+        fence(Ordering::SeqCst);
+        !inside.has_news() && lock(&self.inbox).is_empty()
+    }
+}
+
+impl Inside {
+    fn notice(&mut self, events: &[epoll::Event]) {
+        use epoll::EventFlags as Flags;
+        for event in events {
+            let (word, flags) = (event.data.u64(), event.flags);
+            if word == BELL {
+                continue;
+            }
+            let link = match &mut self.phase {
+                Phase::Open(member) => member.link(word as usize),
+                Phase::Parting(parting) => parting.link(word as usize),
+                Phase::Over => None,
+            };
+            if let Some(link) = link {
+                link.wire.notice(
+                    flags.contains(Flags::IN),
+                    flags.contains(Flags::OUT),
+                    flags.intersects(Flags::RDHUP | Flags::HUP | Flags::ERR),
+                );
+            }
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        match &self.phase {
+            Phase::Open(member) => member.next_deadline(),
+            Phase::Parting(parting) => Some(parting.until),
+            Phase::Over => None,
+        }
+    }
+
+    fn doze(&mut self) {
+        self.wake();
+        match &mut self.phase {
+            Phase::Open(member) => member.doze(),
+            Phase::Parting(parting) => parting.doze(),
+            Phase::Over => {}
+        }
+    }
+
+    fn for_each_ring(&mut self, mut look: impl FnMut(Option<&mut Ring>)) {
+        match &mut self.phase {
+            Phase::Open(member) => member.links_mut().for_each(|link| look(link.wire.ring())),
+            Phase::Parting(parting) => parting.links_mut().for_each(|link| look(link.wire.ring())),
+            Phase::Over => {}
+        }
+    }
+
+    fn has_news(&mut self) -> bool {
+        let mut news = false;
+        self.for_each_ring(|ring| news |= ring.is_some_and(|ring| ring.has_come()));
+        news
+    }
+
+    fn wake(&mut self) {
+        self.for_each_ring(|ring| ring.into_iter().for_each(Ring::wake));
+    }
+
+    fn has_plain_sockets(&mut self) -> bool {
+        let mut plain = false;
+        self.for_each_ring(|ring| plain |= ring.is_none());
+        plain
+    }
+}
