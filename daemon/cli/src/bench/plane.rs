@@ -169,7 +169,10 @@ fn measure(order: &Order) -> Result<Vec<Point>, Failure> {
 }
 
 /// Times of `round`, as many as fit into `time` but at least five.
-fn times(time: Duration, mut round: impl FnMut() -> Result<Duration, std::io::Error>) -> Result<Vec<f64>, std::io::Error> {
+fn times(
+    time: Duration,
+    mut round: impl FnMut() -> Result<Duration, std::io::Error>,
+) -> Result<Vec<f64>, std::io::Error> {
     let start = Instant::now();
     let mut times = Vec::new();
     while times.len() < 5 || (start.elapsed() < time && times.len() < 5000) {

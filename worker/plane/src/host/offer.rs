@@ -136,9 +136,8 @@ impl Offered {
         let flags = RecvFlags::CMSG_CLOEXEC;
         let count = recvmsg(socket, &mut [IoSliceMut::new(room)], &mut control, flags)?.bytes;
         for message in control.drain() {
-            match message {
-                RecvAncillaryMessage::ScmRights(files) => self.file = files.last().or(self.file.take()),
-                _ => {}
+            if let RecvAncillaryMessage::ScmRights(files) = message {
+                self.file = files.last().or(self.file.take());
             }
         }
         self.heard.extend(&bytes[..count]);

@@ -43,7 +43,10 @@ pub(super) fn run(rank: usize) -> Result<(), Failure> {
         job: "bench".to_owned(),
         epoch: 1,
         name: "world".to_owned(),
-        members: members.into_iter().map(|Address { node, unix, tcp }| Endpoint { node, unix, tcp }).collect(),
+        members: members
+            .into_iter()
+            .map(|Address { node, unix, tcp }| Endpoint { node, unix, tcp })
+            .collect(),
         rank,
         // Nothing is secret here.
         ticket: Ticket([1; 32]),

@@ -49,8 +49,9 @@ pub(super) struct Measured {
 
 impl Measured {
     pub(super) fn lines(&self) -> Vec<String> {
-        let mut table =
-            Table::new(["EXCHANGE", "RANKS", "BYTES", "OVER", "BEST", "MEDIAN", "GB/S", "/ MEMCPY", "/ SOCKET"]);
+        let mut table = Table::new([
+            "EXCHANGE", "RANKS", "BYTES", "OVER", "BEST", "MEDIAN", "GB/S", "/ MEMCPY", "/ SOCKET",
+        ]);
         for exchange in Exchange::ALL {
             for point in self.points.iter().filter(|point| point.exchange == exchange) {
                 let copies = self.copies.iter().find(|copies| copies.bytes == point.bytes);
