@@ -4,7 +4,7 @@ use crate::agents::Greeting;
 use crate::clock::Clock;
 use crate::sessions::{Peer, Session, SessionId};
 use reknit_engine::{Event, Incident, JobName, JobView, Refusal, Time};
-use reknit_layout::{GpuId, JobSpec, NodeName, WorkerKey};
+use reknit_layout::{GpuId, JobSpec, NodeName, Step, WorkerKey};
 use reknit_proto::v1;
 use tokio::sync::{mpsc, oneshot};
 
@@ -86,6 +86,8 @@ pub enum Request {
     GetJob(JobName, Reply<Option<JobView>>),
     ListJobs(Reply<Vec<JobView>>),
     RebalanceJob(JobName, Reply<Result<Option<JobView>, Refusal>>),
+    /// To the checkpoint of this step, or to the last.
+    RestoreJob(JobName, Option<Step>, Reply<Result<Option<JobView>, Refusal>>),
     StopJob(JobName, Reply<Result<Option<JobView>, Refusal>>),
     ListNodes(Reply<Vec<v1::Node>>),
     DrainGpu(GpuId, Reply<Result<(), Refusal>>),

@@ -285,6 +285,10 @@ impl Coordinator {
                 let refusal = self.state.refuse_rebalance(&job);
                 self.wish(refusal, Event::Rebalance { job: job.clone() }, &job, reply).await?;
             }
+            Request::RestoreJob(job, step, reply) => {
+                let refusal = self.state.refuse_restore_job(&job, step);
+                self.wish(refusal, Event::RestoreJob { job: job.clone(), step }, &job, reply).await?;
+            }
             Request::StopJob(job, reply) => {
                 let refusal = self.state.refuse_stop(&job);
                 self.wish(refusal, Event::StopJob { job: job.clone() }, &job, reply).await?;

@@ -1,6 +1,7 @@
 //! Clusters of real processes on this machine. Needs all programs: `cargo build --workspace` first.
 
 mod agents;
+mod checkpoints;
 mod hang;
 mod recovery;
 mod takeover;

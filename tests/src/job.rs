@@ -15,18 +15,22 @@ pub struct TestJob {
     pub dtype: &'static str,
     /// Lines of the table `[recovery]`.
     pub recovery: &'static str,
+    /// Lines of the table `[checkpoint]`; its `dir` is a folder `checkpoints` beside the text.
+    pub checkpoint: &'static str,
 }
 
 impl Default for TestJob {
     fn default() -> Self {
-        Self { steps: 100_000, tensor: 4, data: 2, dtype: "f32", recovery: "" }
+        Self { steps: 100_000, tensor: 4, data: 2, dtype: "f32", recovery: "", checkpoint: "" }
     }
 }
 
 impl TestJob {
     /// The job file, for the text at `text`.
     pub fn toml(&self, text: &Path) -> String {
-        let Self { steps, tensor, data, dtype, recovery } = self;
+        let Self { steps, tensor, data, dtype, recovery, checkpoint } = self;
+        let checkpoints = text.with_file_name("checkpoints");
+        let dir = if checkpoint.is_empty() { String::new() } else { checkpoints.display().to_string() };
         format!(
             r#"
 name = "test"
@@ -63,6 +67,9 @@ grad_clip = 1.0
 files = ["{}"]
 [recovery]
 {recovery}
+[checkpoint]
+dir = "{dir}"
+{checkpoint}
 [run]
 steps = {steps}
 seed = 5

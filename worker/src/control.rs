@@ -71,6 +71,7 @@ fn serve<T: Real + Element>(
         plane: Arc::clone(&desk.plane),
         aborts: Arc::clone(&desk.aborts),
         pace: Arc::clone(desk.status.pace()),
+        outbox: Arc::clone(&desk.outbox),
     };
     let rank = Rank::<T>::new(setting)?;
     Control { desk, rank, phase: Phase::Idle }.run(orders)
@@ -191,6 +192,14 @@ impl<T: Real + Element> Control<'_, T> {
             }
             // Another try would find the same files.
             Err(error @ RankError::Corpus(_)) => return Err(error),
+            Err(RankError::Load(error)) => {
+                warn!(%epoch, %error, "cannot prepare");
+                self.stop_quietly();
+                self.desk.outbox.push(Report::NoCheckpoint {
+                    step: prepare.resume_step,
+                    reason: error.to_string(),
+                });
+            }
             Err(error) => {
                 warn!(%epoch, %error, "cannot prepare");
                 let peer = error.plane().and_then(|error| error.peer.clone());

@@ -90,6 +90,12 @@ pub fn report(job: &str, report: Report) -> v1::WorkerReport {
         Report::Completed { epoch, step, replicated_digest } => {
             Wire::Completed(v1::Completed { epoch: epoch.0, step: step.0, replicated_digest })
         }
+        Report::Checkpoints(ids) => {
+            Wire::Checkpoints(v1::Checkpoints { ids: ids.iter().map(ToString::to_string).collect() })
+        }
+        Report::NoCheckpoint { step, reason } => {
+            Wire::NoCheckpoint(v1::NoCheckpoint { step: step.0, reason })
+        }
     })
 }
 
@@ -136,6 +142,7 @@ fn prepare(prepare: v1::Prepare) -> Result<Prepare, ConvertError> {
         epoch: Epoch(prepare.epoch),
         layout: json("layout", &unpacked("layout", &prepare.layout)?)?,
         fresh: prepare.fresh,
+        checkpoint: (!prepare.checkpoint.is_empty()).then(|| prepare.checkpoint.into()),
         transfers: json("transfers", &prepare.transfers)?.unwrap_or_default(),
         tensor: peers("tensor", &prepare.tensor)?,
         column: peers("column", &prepare.column)?,

@@ -16,6 +16,7 @@ pub mod pace;
 pub mod parcels;
 pub mod rank;
 pub mod reshard;
+pub mod saver;
 pub mod session;
 pub mod status;
 pub mod sync;

@@ -50,6 +50,7 @@ fn main() -> ExitCode {
                 | RankError::Reshard(_)
                 | RankError::Rebuild(_)
                 | RankError::Shard(_)
+                | RankError::Load(_)
                 | RankError::Batch(_) => EX_SOFTWARE.into(),
             }
         }

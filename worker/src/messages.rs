@@ -1,7 +1,8 @@
 //! What the daemon orders and what the worker reports, without the wire's types.
 
-use reknit_layout::{Epoch, Holding, JobSpec, Layout, Step, Transfer, WorkerKey};
+use reknit_layout::{CheckpointId, Epoch, Holding, JobSpec, Layout, Step, Transfer, WorkerKey};
 use reknit_plane::{Endpoint, Ticket};
+use std::path::PathBuf;
 use std::time::Duration;
 
 #[derive(Debug)]
@@ -45,8 +46,10 @@ pub struct Prepare {
     pub epoch: Epoch,
     /// The worker's own group with its stage's columns; `None` when it only sends and then leaves.
     pub layout: Option<Layout>,
-    /// Every member makes its state from the seed.
+    /// Every member makes its state from the seed, or takes it out of `checkpoint`.
     pub fresh: bool,
+    /// The folder of one of `resume_step`.
+    pub checkpoint: Option<PathBuf>,
     /// Those that this worker sends or receives, with their numbers in the plan.
     pub transfers: Vec<(usize, Transfer)>,
     /// Its group's members, those that sum its column, the first members of all groups and those that exchange its
@@ -83,6 +86,10 @@ pub enum Report {
     PrepareFailed { epoch: Epoch, reason: String, peer: Option<WorkerKey> },
     Committed(Committed),
     Completed { epoch: Epoch, step: Step, replicated_digest: String },
+    /// The complete ones, the last written first.
+    Checkpoints(Vec<CheckpointId>),
+    /// This worker's part of it could not be written or read.
+    NoCheckpoint { step: Step, reason: String },
 }
 
 /// One step was committed by this worker.

@@ -8,13 +8,19 @@ use crate::groups::{Joined, Joiner, Team, join_all};
 use crate::messages::{Committed, Phase, Prepare, Share, StepPart, StepVote, Timeouts, WorkerState};
 use crate::pace::Pace;
 use crate::reshard::exchange;
+use crate::saver::{LoadError, Saver};
+use crate::session::Outbox;
 pub use error::RankError;
+use reknit_checkpoint::{Checkpoint, Heading, SavedVote, Snapshot, to_write};
+use reknit_layout::job::ModelSpec;
 use reknit_layout::{Axis, Epoch, Holding, JobSpec, Layout, Place, Step, Units, WorkerKey};
 use reknit_model::{Real, Received, Shard};
 use reknit_plane::{AbortReason, Element, Plane};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tracing::info;
 
 /// What a rank is given once.
 #[derive(Clone)]
@@ -26,6 +32,8 @@ pub struct Setting {
     pub aborts: Arc<Aborts>,
     /// Says what this rank is doing.
     pub pace: Arc<Pace>,
+    /// Where it tells of checkpoints.
+    pub outbox: Arc<Outbox>,
 }
 
 impl std::fmt::Debug for Setting {
@@ -39,6 +47,8 @@ impl std::fmt::Debug for Setting {
 pub struct Rank<T: Real> {
     setting: Setting,
     corpus: Corpus,
+    /// `None`: the job has no checkpoints.
+    saver: Option<Saver>,
     epoch: Epoch,
     shard: Option<Shard<T>>,
     team: Option<Team<T>>,
@@ -65,6 +75,8 @@ struct Attempt {
 struct Next<T: Real> {
     epoch: Epoch,
     step: Step,
+    /// Of `step`, where it comes from a checkpoint.
+    vote: Option<StepVote>,
     team: Option<Team<T>>,
     /// `None`: the shard stays as it is.
     shard: Option<Shard<T>>,
@@ -96,9 +108,11 @@ impl<T: Real + Element> Rank<T> {
             return Err(RankError::Refused(text.to_owned()));
         }
         let corpus = Corpus::open(&data.files, model.seq_len, run.seed)?;
+        let saver = Saver::start(&setting.job, &setting.worker, &setting.outbox);
         Ok(Self {
             setting,
             corpus,
+            saver,
             epoch: Epoch(0),
             shard: None,
             team: None,
@@ -164,7 +178,9 @@ impl<T: Real + Element> Rank<T> {
             })?;
             return Ok(self.commit(vote, true));
         }
-        if self.shard.is_some() && self.committed > prepare.resume_step {
+        // A checkpoint may lie further back.
+        let goes_back = prepare.checkpoint.is_some();
+        if self.shard.is_some() && self.committed > prepare.resume_step && !goes_back {
             return Err(RankError::Refused(format!(
                 "this worker has committed step {}, which is after step {} to resume from",
                 self.committed, prepare.resume_step
@@ -194,7 +210,7 @@ impl<T: Real + Element> Rank<T> {
             self.corpus.check_against(&team.gather(self.corpus.fingerprint(), nominal)?)?;
         }
         // State of another step is no use to anyone (SAME-STEP).
-        let held = self.shard.as_ref().filter(|_| self.committed == prepare.resume_step);
+        let held = self.shard.as_ref().filter(|_| self.committed == prepare.resume_step && !prepare.fresh);
 
         let model = &self.setting.job.model;
         let (received, bytes_received) = match reshard {
@@ -207,14 +223,20 @@ impl<T: Real + Element> Rank<T> {
             None => (Received::default(), 0),
         };
         let owned = team.as_ref().and_then(|team| owned_by(&team.layout, team.place));
-        let shard = match owned {
-            None => None,
-            Some(owned) if prepare.fresh => Some(Shard::init(model, self.setting.job.run.seed, &owned)),
-            Some(owned) if held.is_some_and(|held| *held.owned() == owned) => None,
-            Some(owned) => Some(Shard::rebuild(model, &owned, held, &received)?),
+        let mut vote = None;
+        let shard = match (owned, &prepare.checkpoint) {
+            (None, _) => None,
+            (Some(owned), Some(folder)) => {
+                let loaded = load(model, folder, prepare.resume_step, &owned)?;
+                vote = loaded.1;
+                Some(loaded.0)
+            }
+            (Some(owned), None) if prepare.fresh => Some(Shard::init(model, self.setting.job.run.seed, &owned)),
+            (Some(owned), None) if held.is_some_and(|held| *held.owned() == owned) => None,
+            (Some(owned), None) => Some(Shard::rebuild(model, &owned, held, &received)?),
         };
         let replicated_digest = shard.as_ref().or(held).map(Shard::replicated_digest).unwrap_or_default();
-        self.next = Some(Next { epoch: prepare.epoch, step: prepare.resume_step, team, shard });
+        self.next = Some(Next { epoch: prepare.epoch, step: prepare.resume_step, vote, team, shard });
         Ok(Prepared { step: prepare.resume_step, replicated_digest, bytes_received })
     }
 
@@ -235,6 +257,7 @@ impl<T: Real + Element> Rank<T> {
                     self.vote = None;
                 }
                 self.committed = next.step;
+                self.vote = next.vote.or(self.vote);
                 self.attempt = None;
                 self.team = next.team;
                 if let Some(shard) = next.shard {
@@ -316,7 +339,10 @@ impl<T: Real + Element> Rank<T> {
             (false, _) => 0.0,
         };
         let loss = if team.speaks_for_loss { loss / tokens } else { 0.0 };
-        let result = team.sum(vec![norm, loss, f64::from(u8::from(ask_pause))])?;
+        let due = self.saver.as_mut().filter(|saver| saver.is_due(step));
+        let unready = due.map(|saver| !saver.is_ready(step));
+        let flag = |raised: bool| f64::from(u8::from(raised));
+        let result = team.sum(vec![norm, loss, flag(ask_pause), flag(unready == Some(true))])?;
         let vote = StepVote { grad_norm_squared: result[0], loss: result[1] };
         let pause = result[2] > 0.0;
         pace.enter(StepPart::Apply);
@@ -324,7 +350,43 @@ impl<T: Real + Element> Rank<T> {
         let committed = self
             .commit(vote, false)
             .ok_or_else(|| RankError::Refused("the step in work was lost".to_owned()))?;
+        if unready.is_some() {
+            self.save(result[3] == 0.0);
+        }
         Ok(Done { computed: committed.step_time.saturating_sub(waited), committed, pause })
+    }
+
+    /// Hands a copy of its share of the committed state to the thread that writes it, if all can do so.
+    fn save(&mut self, all_are_ready: bool) {
+        let step = self.committed;
+        if !all_are_ready {
+            let reason = "the one before is still being written";
+            info!(%step, reason, "no checkpoint");
+            return;
+        }
+        let (Some(saver), Some(team), Some(shard)) = (&mut self.saver, &self.team, &self.shard) else { return };
+        let begun = Instant::now();
+        let trains = |replica: &usize| team.layout.batch[*replica] > 0;
+        let training: Vec<usize> = (0..team.layout.batch.len()).filter(trains).collect();
+        let turn = training.iter().position(|replica| *replica == team.place.replica.0 as usize);
+        let Some(turn) = turn else { return };
+        let mut state = saver.memory();
+        let mut pieces = Vec::new();
+        if turn == 0 && team.tensor.rank() == 0 {
+            shard.export_replicated(&mut state);
+            pieces.push((None, Units::new()));
+        }
+        for (axis, units) in to_write(shard.owned(), turn as u32, training.len() as u32) {
+            // It owns them, so there is no error.
+            if shard.export_units(axis, &units, &mut state).is_ok() {
+                pieces.push((Some(axis), units));
+            }
+        }
+        let vote = self.vote.map(|StepVote { grad_norm_squared, loss }| SavedVote { grad_norm_squared, loss });
+        let heading = Heading::new(&self.setting.job, step, shard.replicated_digest(), vote);
+        let bytes = state.len();
+        saver.write(Snapshot { heading, pieces, state });
+        info!(%step, bytes, pause_us = begun.elapsed().as_micros() as u64, "copied for a checkpoint");
     }
 
     /// Applies the optimizer: the step in work is committed.
@@ -344,6 +406,31 @@ impl<T: Real + Element> Rank<T> {
             rolled_forward,
         })
     }
+}
+
+/// What it shall own, out of the checkpoint of `step`, with the vote of that step.
+fn load<T: Real>(
+    model: &ModelSpec,
+    folder: &Path,
+    step: Step,
+    owned: &BTreeMap<Axis, Units>,
+) -> Result<(Shard<T>, Option<StepVote>), RankError> {
+    let checkpoint = Checkpoint::open(folder).map_err(LoadError::from)?;
+    checkpoint.fits(model).map_err(LoadError::from)?;
+    let heading = &checkpoint.manifest().heading;
+    if heading.step != step {
+        let (folder, found) = (folder.display().to_string(), heading.step);
+        return Err(LoadError::OtherStep { folder, found, wanted: step }.into());
+    }
+    let mut received = Received::default();
+    for block in checkpoint.load(owned).map_err(LoadError::from)? {
+        match block.axis {
+            Some(axis) => received.add_units(axis, block.units, block.state),
+            None => received.set_replicated(block.state),
+        }
+    }
+    let vote = heading.vote.map(|SavedVote { grad_norm_squared, loss }| StepVote { grad_norm_squared, loss });
+    Ok((Shard::rebuild(model, owned, None, &received)?, vote))
 }
 
 fn owned_by(layout: &Layout, place: Place) -> Option<BTreeMap<Axis, Units>> {

@@ -7,7 +7,7 @@ use crate::convert;
 use crate::messages::{Order, Report, Timeouts};
 use crate::status::Status;
 use reknit_client::{Daemons, Dialer, Ended};
-use reknit_layout::{Epoch, NodeName, WorkerKey};
+use reknit_layout::{CheckpointId, Epoch, NodeName, WorkerKey};
 use reknit_plane::{AbortReason, Endpoint};
 use reknit_proto::v1::worker_client::WorkerClient;
 use reknit_proto::v1::{WorkerOrder, WorkerReport};
@@ -29,11 +29,16 @@ const PLAN_BYTES: usize = 64 << 20;
 #[derive(Debug, Default)]
 pub struct Outbox {
     reports: Mutex<VecDeque<Report>>,
+    /// As last told: whoever is told of a session must hear it again.
+    checkpoints: Mutex<Vec<CheckpointId>>,
     filled: Notify,
 }
 
 impl Outbox {
     pub fn push(&self, report: Report) {
+        if let Report::Checkpoints(ids) = &report {
+            self.checkpoints.lock().unwrap_or_else(PoisonError::into_inner).clone_from(ids);
+        }
         let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
         if reports.len() == KEPT_REPORTS {
             reports.pop_front();
@@ -47,12 +52,14 @@ impl Outbox {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
-    /// Before a Hello: forgets what the Hello will tell.
+    /// Before a Hello: forgets what the Hello will tell. What it does not tell is said again.
     fn keep_committed_steps(&self) {
-        self.reports
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|report| matches!(report, Report::Committed(_)));
+        let checkpoints = self.checkpoints.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        reports.retain(|report| matches!(report, Report::Committed(_)));
+        if !checkpoints.is_empty() {
+            reports.push_back(Report::Checkpoints(checkpoints));
+        }
     }
 }
 

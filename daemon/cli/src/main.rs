@@ -37,6 +37,9 @@ enum Command {
     /// Submit, show and stop jobs.
     #[command(subcommand)]
     Job(commands::job::JobCommand),
+    /// Look at checkpoints: which there are, whether they are whole; export the weights for other tools.
+    #[command(subcommand)]
+    Checkpoint(commands::checkpoint::CheckpointCommand),
     /// Plan what would happen to a job that loses GPUs, without touching a cluster.
     Plan(plan::PlanArgs),
     /// Measure Reknit itself.
@@ -140,6 +143,7 @@ fn run(command: Command) -> Result<(), Failure> {
         match command {
             Command::Demo(args) => demo::run(&args).await,
             Command::Job(command) => commands::job::run(command).await,
+            Command::Checkpoint(command) => commands::checkpoint::run(&command),
             Command::Plan(args) => plan::run(&args),
             Command::Bench(command) => bench::run(&command).await,
             Command::Daemon(command) => commands::daemon::run(command).await,

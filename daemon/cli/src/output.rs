@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::table::Table;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -33,6 +33,30 @@ pub(crate) fn print_lines(lines: &[String]) -> Result<(), Failure> {
             Err(Failure::Failed(format!("stdout: {error}")))
         }
         Err(_) | Ok(()) => Ok(()),
+    }
+}
+
+/// One line on stderr that is written over and over, if somebody sees it.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    seen: bool,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Self { seen: std::io::stderr().is_terminal() }
+    }
+}
+
+impl Progress {
+    pub(crate) fn show(&self, text: &str) {
+        if self.seen {
+            let _ = write!(std::io::stderr(), "\r\x1b[K{text}");
+        }
+    }
+
+    pub(crate) fn end(&self) {
+        self.show("");
     }
 }
 

@@ -49,6 +49,8 @@ pub enum Command {
         participants: Arc<Vec<Participant>>,
         resume_step: Step,
         vote: Option<StepVote>,
+        /// The folder of the checkpoint that state is taken from, where the plan is fresh.
+        checkpoint: Option<Arc<str>>,
     },
     Resume {
         job: JobName,
@@ -125,4 +127,6 @@ pub enum Notice {
         pid: u32,
         state: String,
     },
+    /// In words, for people.
+    Note(String),
 }

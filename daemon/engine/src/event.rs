@@ -1,7 +1,7 @@
 //! What the engine is told.
 
 use crate::{Incident, JobName, JobRecord};
-use reknit_layout::{Epoch, GpuId, Holding, JobSpec, NodeName, Plan, PlanError, Step, WorkerKey};
+use reknit_layout::{CheckpointId, Epoch, GpuId, Holding, JobSpec, NodeName, Plan, PlanError, Step, WorkerKey};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, PartialEq)]
@@ -119,6 +119,20 @@ pub enum Event {
         replicated_digest: String,
     },
 
+    /// A worker has looked for the job's checkpoints: the complete ones, the last written first.
+    Checkpoints {
+        job: JobName,
+        worker: WorkerKey,
+        ids: Vec<CheckpointId>,
+    },
+    /// A worker could not write its part of this checkpoint, or not load its own out of it.
+    NoCheckpoint {
+        job: JobName,
+        worker: WorkerKey,
+        step: Step,
+        reason: String,
+    },
+
     /// The answer to [`crate::Command::Plan`].
     Planned {
         job: JobName,
@@ -136,6 +150,11 @@ pub enum Event {
     /// Makes a new layout of the members that are there, at a step boundary.
     Rebalance {
         job: JobName,
+    },
+    /// Goes back to the checkpoint of this step, or to the one that was written last.
+    RestoreJob {
+        job: JobName,
+        step: Option<Step>,
     },
     DrainGpu {
         gpu: GpuId,

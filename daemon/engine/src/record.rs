@@ -21,6 +21,9 @@ pub struct JobRecord {
     pub last_incarnation: Incarnation,
     /// True from the first commit on. State is never made from the seed again (NO-GUESS).
     pub ever_committed: bool,
+    /// The epoch under which it last went back to a checkpoint: steps of earlier ones were given up.
+    #[serde(default)]
+    pub restored: Epoch,
     /// Taken out until an operator takes them back, and by whom.
     pub drained: BTreeMap<GpuId, DrainedBy>,
     pub last_incident: u64,
@@ -52,6 +55,7 @@ impl JobRecord {
             last_epoch: Epoch(0),
             last_incarnation: Incarnation(0),
             ever_committed: false,
+            restored: Epoch(0),
             drained: BTreeMap::new(),
             last_incident: 0,
             earlier_incidents: 0,

@@ -1,7 +1,7 @@
 //! What an operator may not do now, asked before the event is sent.
 
 use crate::{JobName, Phase, State};
-use reknit_layout::{GpuId, JobSpec, NodeName};
+use reknit_layout::{GpuId, JobSpec, NodeName, Step};
 
 /// Why a wish is refused, in words for the operator.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -62,6 +62,13 @@ impl State {
                 "job `{name}` is in a change or does not train ({phase:?}): try again when it is running"
             ))
         })
+    }
+
+    pub fn refuse_restore_job(&self, name: &JobName, step: Option<Step>) -> Option<Refusal> {
+        match self.jobs.get(name) {
+            Some(job) => job.why_not_restore(step),
+            None => Some(Refusal::no_job(name)),
+        }
     }
 
     pub fn refuse_drain(&self, gpu: &GpuId) -> Option<Refusal> {

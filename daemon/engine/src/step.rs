@@ -49,7 +49,9 @@ enum Stir {
 impl Stir {
     fn by(event: &Event) -> Self {
         match event {
-            Event::Committed { .. } | Event::Progress { .. } => Self::Nothing,
+            Event::Committed { .. }
+            | Event::Progress { .. }
+            | Event::Checkpoints { .. } => Self::Nothing,
             Event::WorkerSpawned { .. }
             | Event::WorkerExited { .. }
             | Event::WorkerConnected { .. }
@@ -58,6 +60,7 @@ impl Stir {
             | Event::Quiesced { .. }
             | Event::Ready { .. }
             | Event::PrepareFailed { .. }
+            | Event::NoCheckpoint { .. }
             | Event::Completed { .. } => Self::Workers,
             Event::Started { .. }
             | Event::AgentConnected { .. }
@@ -68,6 +71,7 @@ impl Stir {
             | Event::Submit { .. }
             | Event::StopJob { .. }
             | Event::Rebalance { .. }
+            | Event::RestoreJob { .. }
             | Event::DrainGpu { .. }
             | Event::RestoreGpu { .. }
             | Event::Tick => Self::Cluster,
@@ -209,6 +213,12 @@ impl Engine<'_> {
                     job.completed(&worker, epoch, step, replicated_digest);
                 });
             }
+            Event::Checkpoints { job, worker, ids } => {
+                self.on(&job, |job, ctx| job.checkpoints_found(ctx, &worker, ids));
+            }
+            Event::NoCheckpoint { job, worker, step, reason } => {
+                self.on(&job, |job, ctx| job.no_checkpoint(ctx, &worker, step, &reason));
+            }
             Event::Planned { job, epoch, result } => {
                 self.on(&job, |job, ctx| job.on_planned(ctx, epoch, result));
             }
@@ -218,6 +228,9 @@ impl Engine<'_> {
             }
             Event::Rebalance { job } => {
                 self.on(&job, |job, ctx| job.rebalance(ctx));
+            }
+            Event::RestoreJob { job, step } => {
+                self.on(&job, |job, ctx| job.restore(ctx, step));
             }
             Event::DrainGpu { gpu } => {
                 self.cluster.drained.insert(gpu, DrainedBy::Operator);

@@ -124,6 +124,11 @@ impl Timeouts {
         self.join() + self.operations(500)
     }
 
+    /// The same where state comes from a checkpoint: reading it takes as long as a start may.
+    pub fn load(&self) -> Duration {
+        self.ready() + self.start()
+    }
+
     /// Spawn to the first session.
     pub fn start(&self) -> Duration {
         Duration::from_millis(self.start_ms.into())

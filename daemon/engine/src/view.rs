@@ -2,7 +2,7 @@
 
 use crate::job::Job;
 use crate::{DrainedBy, HealthClass, Incident, JobName, JobRecord, Phase, State, Time};
-use reknit_layout::{Epoch, GpuId, Layout, NodeName, Place, Step, WorkerKey};
+use reknit_layout::{CheckpointId, Epoch, GpuId, Layout, NodeName, Place, Step, WorkerKey};
 use std::sync::Arc;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -21,6 +21,8 @@ pub struct JobView {
     pub layout: Option<Arc<Layout>>,
     pub last_loss: Option<f64>,
     pub workers: Vec<WorkerView>,
+    /// Complete ones, the last written first, as its workers found them.
+    pub checkpoints: Vec<CheckpointId>,
 }
 
 impl JobView {
@@ -36,6 +38,7 @@ impl JobView {
             layout: record.layout,
             last_loss: record.last_loss,
             workers: Vec::new(),
+            checkpoints: Vec::new(),
             name: record.name,
         }
     }
@@ -176,5 +179,6 @@ fn job_view(job: &Job) -> JobView {
         layout: job.record.layout.clone(),
         last_loss: job.vote.map(|vote| vote.loss).or(job.record.last_loss),
         workers,
+        checkpoints: job.checkpoints.known.clone(),
     }
 }

@@ -89,6 +89,11 @@ fn scenes() -> Vec<(&'static str, World)> {
     ]
 }
 
+/// A checkpoint's name.
+fn saved(step: u64) -> CheckpointId {
+    CheckpointId { step: Step(step), digest: format!("{step:016x}") }
+}
+
 /// The worker of the first incarnations: 0 to 3 for places 0.0.0, 0.0.1, 1.0.0, 1.0.1.
 fn worker(index: u32) -> WorkerKey {
     WorkerKey { gpu: gpu(index / 2, index % 2), incarnation: Incarnation(u64::from(index) + 1) }
@@ -275,6 +280,21 @@ fn events(epoch: Epoch, committed: Step) -> Vec<(&'static str, Event)> {
             Event::Planned { job: job(), epoch: next, result: Err(too_few.clone()) },
         ),
         ("Planned: an older epoch", Event::Planned { job: job(), epoch, result: Err(too_few) }),
+        (
+            "Checkpoints: 1.0.0 finds one",
+            Event::Checkpoints { job: job(), worker: worker(2), ids: vec![saved(4)] },
+        ),
+        (
+            "NoCheckpoint: 1.0.0's disk is full",
+            Event::NoCheckpoint {
+                job: job(),
+                worker: worker(2),
+                step: committed,
+                reason: "the disk is full".to_owned(),
+            },
+        ),
+        ("RestoreJob: the last checkpoint", Event::RestoreJob { job: job(), step: None }),
+        ("RestoreJob: of a step without one", Event::RestoreJob { job: job(), step: Some(Step(77)) }),
         ("Submit: under this name", Event::Submit { spec: Box::new(spec("demo", 2, 1_000)) }),
         ("Submit: another job", Event::Submit { spec: Box::new(other()) }),
         ("StopJob", Event::StopJob { job: job() }),
@@ -305,6 +325,9 @@ fn kind(event: &Event) -> &'static str {
         Event::Committed { .. } => "Committed",
         Event::Progress { .. } => "Progress",
         Event::Completed { .. } => "Completed",
+        Event::Checkpoints { .. } => "Checkpoints",
+        Event::NoCheckpoint { .. } => "NoCheckpoint",
+        Event::RestoreJob { .. } => "RestoreJob",
         Event::Planned { .. } => "Planned",
         Event::Submit { .. } => "Submit",
         Event::StopJob { .. } => "StopJob",
@@ -315,7 +338,7 @@ fn kind(event: &Event) -> &'static str {
     }
 }
 
-const KINDS: usize = 23;
+const KINDS: usize = 26;
 
 /// Commands in short; what goes to several workers in a row is written once.
 fn told(commands: &[Command]) -> String {

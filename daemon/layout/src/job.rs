@@ -9,7 +9,7 @@ pub use crate::toml_file::Invalid;
 pub use places::NoSuchPlace;
 
 use crate::table::table;
-use crate::{Axis, Family};
+use crate::{Axis, CheckpointId, Family};
 use serde::{Deserialize, Serialize};
 
 /// A complete, documented job file, as `reknit job example` prints it.
@@ -202,11 +202,32 @@ pub struct DataSpec {
     pub tokenizer: String,
 }
 
-/// The tokenizer that makes each byte a token.
-const BYTES: &str = "bytes";
-
 fn bytes() -> String {
-    BYTES.to_owned()
+    "bytes".to_owned()
+}
+
+/// What the data files consist of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tokens<'a> {
+    /// Text, each byte of which is a token.
+    Bytes,
+    /// Token numbers of 16 or 32 bits, little-endian, and nothing else.
+    U16,
+    U32,
+    /// Text, and the `tokenizer.json` that makes tokens of it.
+    Text(&'a str),
+}
+
+impl DataSpec {
+    /// `None`: there is no such kind.
+    pub fn tokens(&self) -> Option<Tokens<'_>> {
+        match self.tokenizer.as_str() {
+            "bytes" => Some(Tokens::Bytes),
+            "u16" => Some(Tokens::U16),
+            "u32" => Some(Tokens::U32),
+            path => path.ends_with(".json").then_some(Tokens::Text(path)),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -235,12 +256,45 @@ pub enum Reaction {
     Act,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointSpec {
     /// Empty: none.
     pub dir: String,
     pub every_steps: u64,
+    /// How many complete ones are kept.
+    pub keep: u32,
+    /// What to do when units have no live holder.
+    pub restore: Restore,
+    /// The folder of the checkpoint to start from, in place of the seed. Empty: none.
+    pub from: String,
+}
+
+impl Default for CheckpointSpec {
+    fn default() -> Self {
+        Self { dir: String::new(), every_steps: 0, keep: 3, restore: Restore::Ask, from: String::new() }
+    }
+}
+
+impl CheckpointSpec {
+    /// Where the job's checkpoints lie: a folder of its own below `dir`. `None`: it has none.
+    pub fn folder(&self, job: &str) -> Option<String> {
+        (!self.dir.is_empty()).then(|| format!("{}/{job}", self.dir.trim_end_matches('/')))
+    }
+
+    /// Which checkpoint `from` is, by the folder's name.
+    pub fn origin(&self) -> Option<CheckpointId> {
+        self.from.trim_end_matches('/').rsplit('/').next()?.parse().ok()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Restore {
+    /// Wait: for a holder that comes back, or for an operator's word.
+    Ask,
+    /// Go back to the newest complete checkpoint at once.
+    Act,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,6 +4,7 @@
 
 mod batch;
 pub mod check;
+pub mod checkpoint;
 mod circles;
 mod contingency;
 mod cost;
@@ -24,6 +25,7 @@ pub mod toml_file;
 pub mod topology;
 pub mod units;
 
+pub use checkpoint::{BadCheckpointId, CheckpointId};
 pub use check::{Rule, Violation, check};
 pub use circles::{Circle, Circles, Part};
 pub use contingency::{Contingency, Exposure, contingency, contingency_of_lost};

@@ -3,7 +3,7 @@
 use super::{Gate, convert};
 use crate::input::{Ask as AgentAsk, Input, Reply, Request as Ask, Wish};
 use reknit_engine::{Incident, JobName, JobView, Refusal, Time};
-use reknit_layout::{GpuId, JobSpec, NodeName};
+use reknit_layout::{GpuId, JobSpec, NodeName, Step};
 use reknit_proto::v1;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -116,6 +116,14 @@ impl v1::admin_server::Admin for Admin {
         request: Request<v1::RebalanceJobRequest>,
     ) -> Result<Response<v1::Job>, Status> {
         self.ask_job(request.into_inner().name, Ask::RebalanceJob).await
+    }
+
+    async fn restore_job(
+        &self,
+        request: Request<v1::RestoreJobRequest>,
+    ) -> Result<Response<v1::Job>, Status> {
+        let v1::RestoreJobRequest { name, step } = request.into_inner();
+        self.ask_job(name, |job, reply| Ask::RestoreJob(job, step.map(Step), reply)).await
     }
 
     async fn stop_job(&self, request: Request<v1::StopJobRequest>) -> Result<Response<v1::Job>, Status> {

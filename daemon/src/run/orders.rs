@@ -6,8 +6,8 @@ use crate::failure::Failure;
 use crate::input::Input;
 use crate::rpc::convert;
 use crate::sessions::{Peer, Sent};
-use reknit_engine::{Command, Event, JobName, Notice, Participant, StepVote};
-use reknit_layout::{Epoch, NodeName, Plan, PlanRequest, Step, WorkerKey};
+use reknit_engine::{Command, Event, JobName, Notice, Participant};
+use reknit_layout::{Epoch, NodeName, Plan, PlanRequest, WorkerKey};
 use reknit_proto::v1;
 use std::sync::Arc;
 
@@ -38,8 +38,12 @@ impl Coordinator {
             Command::Pause { job, worker, epoch } => {
                 Ok(self.order_worker(job, worker, convert::pause(epoch)))
             }
-            Command::Prepare { job, worker, epoch, plan, participants, resume_step, vote } => {
-                self.prepare(job, worker, epoch, &plan, &participants, resume_step, vote)
+            Command::Prepare { job, worker, epoch, plan, participants, resume_step, vote, checkpoint } => {
+                let part = self.part_of(&job, &worker, &plan, &participants)?;
+                let ticket = self.ticket(&job, epoch)?;
+                let order =
+                    convert::prepare(epoch, part, ticket, resume_step, vote, checkpoint.as_deref());
+                Ok(self.order_worker(job, worker, order))
             }
             Command::Resume { job, worker, epoch } => {
                 Ok(self.order_worker(job, worker, convert::resume(epoch)))
@@ -79,34 +83,30 @@ impl Coordinator {
         }
     }
 
-    #[allow(clippy::too_many_arguments)] // The fields of one command.
-    fn prepare(
+    /// The secret of an epoch.
+    fn ticket(&mut self, job: &JobName, epoch: Epoch) -> Result<[u8; 32], Failure> {
+        let ticket = self.tickets.of(job, epoch);
+        let ticket = ticket
+            .map_err(|error| Failure::Internal(format!("the kernel gives no random bytes: {error}")))?;
+        ticket.ok_or_else(|| {
+            Failure::Internal(format!("job {job}: epoch {epoch} was prepared after a newer one (ONE-EPOCH)"))
+        })
+    }
+
+    /// What of the plan one worker is told.
+    fn part_of(
         &mut self,
-        job: JobName,
-        worker: WorkerKey,
-        epoch: Epoch,
+        job: &JobName,
+        worker: &WorkerKey,
         plan: &Arc<Plan>,
         participants: &[Participant],
-        resume_step: Step,
-        vote: Option<StepVote>,
-    ) -> Result<Option<Event>, Failure> {
-        let ticket = self
-            .tickets
-            .of(&job, epoch)
-            .map_err(|error| Failure::Internal(format!("the kernel gives no random bytes: {error}")))?;
-        let Some(ticket) = ticket else {
-            return Err(Failure::Internal(format!(
-                "job {job}: epoch {epoch} was prepared after a newer one (ONE-EPOCH)"
-            )));
-        };
+    ) -> Result<convert::PlanPart, Failure> {
         let bad = |error| Failure::Internal(format!("job {job}: the plan has no JSON form: {error}"));
         let prepares = match self.prepares.take().filter(|prepares| prepares.are_of(plan)) {
             Some(prepares) => prepares,
-            None => Prepares::new(&job, plan, participants).map_err(bad)?,
+            None => Prepares::new(job, plan, participants).map_err(bad)?,
         };
-        let part = self.prepares.insert(prepares).of(&worker).map_err(bad)?;
-        let order = convert::prepare(epoch, part, ticket, resume_step, vote);
-        Ok(self.order_worker(job, worker, order))
+        self.prepares.insert(prepares).of(worker).map_err(bad)
     }
 
     /// Off the loop. A planner that dies is answered by nobody, so the loop is told.
@@ -151,6 +151,7 @@ impl Coordinator {
             Notice::Layout { epoch, degrees, .. } => {
                 tracing::info!(%job, %epoch, ?degrees, "layout committed");
             }
+            Notice::Note(text) => tracing::info!(%job, text),
             Notice::Incident(incident) => {
                 tracing::info!(%job, id = incident.id, signal = incident.signal, "incident");
             }

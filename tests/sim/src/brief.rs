@@ -23,8 +23,9 @@ pub fn brief(command: &Command) -> Option<String> {
         Command::Fence { node, worker, .. } => format!("fence {node} {}", short(worker)),
         Command::CloseEpoch { worker, epoch, .. } => format!("close {epoch} {}", short(worker)),
         Command::Pause { worker, epoch, .. } => format!("pause {epoch} {}", short(worker)),
-        Command::Prepare { worker, epoch, resume_step, .. } => {
-            format!("prepare {epoch} {} at {resume_step}", short(worker))
+        Command::Prepare { worker, epoch, resume_step, checkpoint, .. } => {
+            let from = checkpoint.as_ref().map_or(String::new(), |folder| format!(" from {folder}"));
+            format!("prepare {epoch} {} at {resume_step}{from}", short(worker))
         }
         Command::Resume { worker, epoch, .. } => format!("resume {epoch} {}", short(worker)),
         Command::Stop { worker, .. } => format!("stop {}", short(worker)),
@@ -44,6 +45,7 @@ pub fn brief(command: &Command) -> Option<String> {
                 incident.kind,
                 incident.place.map(|p| p.to_string()).unwrap_or_default()
             ),
+            Notice::Note(text) => format!("note {text}"),
             Notice::Step { .. } | Notice::Worker { .. } => return None,
         },
     })

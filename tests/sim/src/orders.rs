@@ -37,8 +37,9 @@ impl World {
                 // Of an epoch that is over.
                 WorkerPhase::Idle | WorkerPhase::Training | WorkerPhase::Preparing | WorkerPhase::Ready => {}
             },
-            Command::Prepare { epoch, plan, participants, resume_step, vote, .. } => {
-                self.prepare(who, epoch, term, plan, &participants, resume_step, vote);
+            Command::Prepare { epoch, plan, participants, resume_step, vote, checkpoint, .. } => {
+                let restored = checkpoint.is_some();
+                self.prepare(who, epoch, term, plan, &participants, resume_step, vote, restored);
             }
             Command::Resume { epoch, .. } => self.resume(who, epoch),
             Command::Stop { .. } => {
@@ -60,6 +61,7 @@ impl World {
         participants: &[Participant],
         resume_step: Step,
         given: Option<StepVote>,
+        restored: bool,
     ) {
         let Some(worker) = self.workers.get_mut(who) else { return };
         if epoch <= worker.state.epoch || epoch < worker.state.ready_epoch {
@@ -72,7 +74,8 @@ impl World {
         let state = &worker.state;
         let rolls = !worker.memory.is_empty()
             && state.prepared == resume_step
-            && state.holding.step.0 + 1 == resume_step.0;
+            && state.holding.step.0 + 1 == resume_step.0
+            && !restored;
         if rolls {
             if given != Some(vote(resume_step)) {
                 self.breaks(format!("SAMPLES: {who} rolls forward to {resume_step} with {given:?}"));
@@ -86,7 +89,7 @@ impl World {
         worker.state.phase = WorkerPhase::Preparing;
         worker.state.ready_epoch = epoch;
         let participants = participants.iter().map(|found| found.worker.clone()).collect();
-        worker.next = Some(Next { plan, participants, ticket, resume_step, vote: given, buffers: None });
+        worker.next = Some(Next { plan, participants, ticket, resume_step, vote: given, restored, buffers: None });
         if rolls {
             self.facts.push(Fact::Applied { worker: who.clone(), step: resume_step });
             self.says_committed(who, resume_step, true);
@@ -120,16 +123,24 @@ impl World {
             self.worker_says(who, event);
             return;
         }
-        let (plan, step) = (next.plan.clone(), next.resume_step);
+        let (plan, step, restored, seed) =
+            (next.plan.clone(), next.resume_step, next.restored, worker.seed);
         let Some(place) = plan.layout.place_of(&who.key) else {
             return; // Only a source.
         };
-        let buffers = match self.fetch(who, worker, &plan, step, place) {
+        let fetched = if restored {
+            Ok(self.taken_out_of_a_checkpoint(seed, &plan, step, place))
+        } else {
+            self.fetch(who, worker, &plan, step, place)
+        };
+        let buffers = match fetched {
             Ok(buffers) => buffers,
             Err(broken) => return self.breaks(broken),
         };
         let digest = if self.lie_about_digests { format!("that of {who}") } else { buffers.digest() };
-        if plan.fresh {
+        if restored {
+            self.statistics.did("a worker went back to a checkpoint");
+        } else if plan.fresh {
             self.facts.push(Fact::MadeFresh { worker: who.clone(), epoch });
         }
         let drops = self.sabotage == Sabotage::DropEarly && !plan.fresh;
@@ -165,6 +176,18 @@ impl World {
                     && peer.state.ready_epoch == epoch
                     && peer.next.as_ref().is_some_and(|next| next.ticket == ticket)
             })
+    }
+
+    /// Whoever wrote it had what an undisturbed run has (RNG).
+    fn taken_out_of_a_checkpoint(&mut self, seed: u64, plan: &Plan, step: Step, place: Place) -> Memory {
+        let group = plan.layout.group(place.replica, place.stage);
+        let owned = group.map(|group| group.owned(place.slot)).unwrap_or_default();
+        let mut buffers = Memory { step: step.0, ..Memory::default() };
+        let truth = self.truth(seed).at(step.0);
+        for place in places(&owned).chain([REPLICATED]) {
+            buffers.values[place] = Some(truth[place]);
+        }
+        buffers
     }
 
     /// Fills fresh buffers: from the seed, from what it holds at that step, and from the sources as the plan says.
@@ -239,7 +262,8 @@ impl World {
         state.prepared = next.resume_step;
         state.attempted = next.resume_step;
         if next.resume_step.0 > 0 {
-            state.vote = next.vote.or(state.vote);
+            let saved = next.restored.then(|| vote(next.resume_step));
+            state.vote = next.vote.or(saved).or(state.vote);
         }
         state.phase = WorkerPhase::Training;
         worker.pausing = false;

@@ -8,8 +8,8 @@ use crate::net::MS;
 use crate::random::mix;
 use crate::worker::{Worker, vote};
 use crate::world::{What, World};
-use reknit_engine::{Activity, Event, StepPart, WorkerPhase};
-use reknit_layout::{Epoch, Layout, Step};
+use reknit_engine::{Activity, Event, JobName, StepPart, WorkerPhase};
+use reknit_layout::{CheckpointId, Epoch, Layout, Step};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -115,9 +115,23 @@ impl World {
         }
         let pause = members.iter().any(|peer| self.workers[peer].pausing);
         self.facts.push(Fact::Decided { job: who.job.clone(), epoch, step, plan });
+        self.saves(&who.job, step);
         for member in members {
             let wait = self.some_delay();
             self.at(wait, What::Commits(member, epoch, step, pause));
+        }
+    }
+
+    /// A checkpoint of a step that is decided, if it is one's turn.
+    fn saves(&mut self, job: &JobName, step: Step) {
+        let Some(record) = self.store.jobs.get(job) else { return };
+        let checkpoint = &record.spec.checkpoint;
+        if checkpoint.every_steps > 0 && step.0.is_multiple_of(checkpoint.every_steps) {
+            let id = CheckpointId { step, digest: format!("{:016x}", mix(step.0)) };
+            let saved = self.saved.entry(job.clone()).or_default();
+            saved.retain(|other| *other != id);
+            saved.insert(0, id);
+            saved.truncate(checkpoint.keep as usize);
         }
     }
 
@@ -223,6 +237,14 @@ impl World {
         let told: Vec<_> = training.map(|(who, worker)| (who.clone(), self.progress(who, worker))).collect();
         for (who, event) in told {
             self.worker_says(&who, event);
+        }
+        // They say it once for each that is new; the engine takes no notice of the others.
+        let everyone: Vec<_> = self.workers.keys().cloned().collect();
+        for who in everyone {
+            if let Some(ids) = self.saved.get(&who.job).cloned() {
+                let (job, worker) = (who.job.clone(), who.key.clone());
+                self.worker_says(&who, Event::Checkpoints { job, worker, ids });
+            }
         }
         self.at(100 * MS, What::Heartbeat);
     }

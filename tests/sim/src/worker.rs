@@ -49,6 +49,8 @@ pub(crate) struct Next {
     pub(crate) ticket: u64,
     pub(crate) resume_step: Step,
     pub(crate) vote: Option<StepVote>,
+    /// State is taken out of a checkpoint.
+    pub(crate) restored: bool,
     /// Fresh buffers; the memory stays as it is before the commit (ONLY-COPY).
     pub(crate) buffers: Option<Memory>,
 }

@@ -15,7 +15,7 @@ use crate::wish::Wish;
 use crate::worker::Worker;
 use crate::{Fault, Sabotage, Script};
 use reknit_engine::{Event, ExitStatus, JobName, Time};
-use reknit_layout::{Epoch, GpuId, Step};
+use reknit_layout::{CheckpointId, Epoch, GpuId, Step};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What happens at a time. Numbers are those of sessions, daemons and nodes.
@@ -140,6 +140,8 @@ pub struct World {
     /// Bytes of memory that plans may count on.
     pub gpu_memory: Option<u64>,
     pub(crate) truths: BTreeMap<u64, Truth>,
+    /// The checkpoints of each job, the last written first.
+    pub saved: BTreeMap<JobName, Vec<CheckpointId>>,
     /// What was done to whom.
     pub(crate) harm: Vec<Harm>,
     pub(crate) facts: Vec<Fact>,
@@ -198,6 +200,7 @@ impl World {
             lie_about_digests: false,
             gpu_memory: None,
             truths: BTreeMap::new(),
+            saved: BTreeMap::new(),
             harm: Vec::new(),
             facts: Vec::new(),
             invariants: Some(Invariants::default()),

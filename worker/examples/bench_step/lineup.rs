@@ -107,6 +107,7 @@ impl Orders {
             epoch,
             layout: part.tensor.map(|group| layout.cut_to(&layout.groups[group])),
             fresh: true,
+            checkpoint: None,
             transfers: Vec::new(),
             tensor: peers(part.tensor.map(|at| &self.circles.tensor[at])),
             column: peers(part.column.map(|at| &self.circles.columns[at])),

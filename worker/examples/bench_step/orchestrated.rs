@@ -35,6 +35,7 @@ impl Orchestrated {
             plane: Arc::clone(plane),
             aborts: Arc::new(Aborts::new(Arc::clone(plane))),
             pace: Arc::clone(status.pace()),
+            outbox: Arc::default(),
         };
         let mut rank = Rank::new(setting).expect("the text is there");
         let epoch = Epoch(3);

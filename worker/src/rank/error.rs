@@ -4,6 +4,7 @@ use crate::corpus::CorpusError;
 use crate::exchange::ExchangeError;
 use crate::groups::CommError;
 use crate::reshard::ReshardError;
+use crate::saver::LoadError;
 use reknit_model::{BatchError, RebuildError, ShardError, StepError};
 use std::convert::Infallible;
 
@@ -19,6 +20,8 @@ pub enum RankError {
     Rebuild(#[from] RebuildError),
     #[error("the sum of gradients: {0}")]
     Shard(#[from] ShardError),
+    #[error(transparent)]
+    Load(#[from] LoadError),
     #[error(transparent)]
     Batch(#[from] BatchError),
     #[error("{0}")]
@@ -77,6 +80,7 @@ impl RankError {
             | Self::Reshard(_)
             | Self::Rebuild(_)
             | Self::Shard(_)
+            | Self::Load(_)
             | Self::Batch(_)
             | Self::Refused(_) => None,
         }

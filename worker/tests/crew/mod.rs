@@ -2,6 +2,7 @@
 //!
 //! Here faults hit exact operations, which no signal to a process can do: the same faults at the same points.
 
+mod checkpoints;
 pub(crate) mod fault;
 
 use fault::{Fault, FaultPlane, Tally, Trigger};
@@ -17,6 +18,7 @@ use reknit_worker::messages::{Committed, Participant, Phase, Prepare, StepVote, 
 use reknit_worker::pace::Pace;
 use reknit_worker::rank::{Rank, Setting};
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -53,7 +55,7 @@ pub(crate) struct Crew<T: Real + Element> {
     commits: Arc<Tally>,
 }
 
-pub(crate) fn job(dir: &std::path::Path, dtype: &str, data: u32, tensor: u32, steps: u64) -> JobSpec {
+pub(crate) fn job(dir: &Path, dtype: &str, data: u32, tensor: u32, steps: u64) -> JobSpec {
     let text = dir.join("text.txt");
     let words: String = (0..4000).map(|i| format!("line {i} of {} words, ", i * 7919 % 1013)).collect();
     std::fs::write(&text, words).unwrap();
@@ -108,6 +110,7 @@ pub(crate) struct Orders {
     circles: Circles,
     participants: Vec<Participant>,
     vote: Option<StepVote>,
+    checkpoint: Option<PathBuf>,
 }
 
 impl Orders {
@@ -123,6 +126,7 @@ impl Orders {
             epoch: self.epoch,
             layout: part.tensor.map(|group| layout.cut_to(&layout.groups[group])),
             fresh: self.plan.fresh,
+            checkpoint: self.checkpoint.clone(),
             transfers: part.transfers.iter().map(|at| (*at, self.plan.transfers[*at].clone())).collect(),
             tensor: peers(part.tensor.map(|at| &self.circles.tensor[at])),
             column: peers(part.column.map(|at| &self.circles.columns[at])),
@@ -138,6 +142,13 @@ impl Orders {
 impl<T: Real + Element> Crew<T> {
     /// Every place filled, epoch 1 running.
     pub(crate) fn start(job: JobSpec) -> Self {
+        let mut crew = Self::hired(job);
+        crew.reform(true).unwrap();
+        crew
+    }
+
+    /// Every place filled, and nobody has anything.
+    fn hired(job: JobSpec) -> Self {
         let mut crew = Self {
             seats: Vec::new(),
             epoch: Epoch(0),
@@ -155,7 +166,6 @@ impl<T: Real + Element> Crew<T> {
                 crew.hire(Place::new(replica, 0, slot));
             }
         }
-        crew.reform(true).unwrap();
         crew
     }
 
@@ -181,6 +191,7 @@ impl<T: Real + Element> Crew<T> {
             plane: Arc::clone(&plane),
             aborts: Arc::new(Aborts::new(Arc::clone(&plane))),
             pace: Arc::clone(&pace),
+            outbox: Arc::default(),
         };
         let rank = Rank::new(setting).unwrap();
         self.seats.push(Seat { worker, place, rank, plane, pace, trigger, failed: None });
@@ -254,6 +265,20 @@ impl<T: Real + Element> Crew<T> {
     /// A new epoch of everyone who sits: plan from what is held, prepare, commit, resume.
     pub(crate) fn reform(&mut self, fresh: bool) -> Result<Plan, String> {
         let orders = self.plan(fresh)?;
+        self.carry_out(orders)
+    }
+
+    /// The same from a checkpoint, whatever is held.
+    pub(crate) fn restore(&mut self, folder: &Path, step: Step) -> Result<Plan, String> {
+        let orders = self.plan(true)?;
+        let plan = self.carry_out(Orders { resume_step: step, vote: None, checkpoint: Some(folder.into()), ..orders })?;
+        self.committed = step;
+        self.losses.resize(step.0 as usize, f64::NAN);
+        self.samples.retain(|of, _| *of <= step);
+        Ok(plan)
+    }
+
+    fn carry_out(&mut self, orders: Orders) -> Result<Plan, String> {
         let outcomes = self.everyone(|seat| {
             let prepare = orders.of(&seat.worker);
             seat.rank.leave_epoch();
@@ -322,6 +347,7 @@ impl<T: Real + Element> Crew<T> {
             participants: participants.collect(),
             resume_step: newest,
             vote,
+            checkpoint: None,
         })
     }
 
@@ -358,6 +384,14 @@ impl<T: Real + Element> Crew<T> {
         replicated.dedup();
         assert_eq!(replicated.len(), 1, "REPLICATED");
         format!("{replicated:?} {units:?}")
+    }
+
+    /// The losses from this step on are those of another run.
+    fn check_losses_from(&self, step: usize, other: &[f64]) {
+        for (number, (ours, theirs)) in self.losses.iter().zip(other).enumerate().skip(step - 1) {
+            let apart = (ours - theirs).abs() / theirs.abs();
+            assert!(apart <= 1e-10, "step {}: {ours} and {theirs}", number + 1);
+        }
     }
 
     /// SAMPLES: the committed steps cover the order without gap or repeat.

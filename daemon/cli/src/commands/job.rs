@@ -5,9 +5,10 @@ use crate::failure::Failure;
 use crate::output::{or_none, print_lines};
 use crate::table::Table;
 use crate::{Format, Remote, files, tell};
+use reknit_layout::job::Tokens;
 use reknit_layout::{JobSpec, Layout};
 use reknit_proto::v1::{
-    GetJobRequest, Job, ListJobsRequest, RebalanceJobRequest, StopJobRequest, SubmitJobRequest,
+    GetJobRequest, Job, ListJobsRequest, RebalanceJobRequest, RestoreJobRequest, StopJobRequest, SubmitJobRequest,
 };
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -20,6 +21,9 @@ pub(crate) enum JobCommand {
     /// Start the job that a file describes.
     Submit {
         file: PathBuf,
+        /// The checkpoint to start from in place of the seed: its folder, or that of a job, whose last complete one it is then.
+        #[arg(long, value_name = "FOLDER")]
+        from: Option<PathBuf>,
         #[command(flatten)]
         remote: Remote,
     },
@@ -40,6 +44,16 @@ pub(crate) enum JobCommand {
         #[command(flatten)]
         remote: Remote,
     },
+    /// Go back to a checkpoint: of a job that waits since no live GPU holds some units, or that trains. What came after it
+    /// is trained again.
+    Restore {
+        name: String,
+        /// The last complete one when not given.
+        #[arg(long)]
+        step: Option<u64>,
+        #[command(flatten)]
+        remote: Remote,
+    },
     /// End a job.
     Stop {
         name: String,
@@ -52,8 +66,8 @@ pub(crate) enum JobCommand {
 
 pub(crate) async fn run(command: JobCommand) -> Result<(), Failure> {
     match command {
-        JobCommand::Submit { file, remote } => {
-            let spec = prepare(&file)?;
+        JobCommand::Submit { file, from, remote } => {
+            let spec = prepare(&file, from.as_deref())?;
             let request = SubmitJobRequest { job_toml: spec.to_toml() };
             let answer = connect(&remote.daemon).await?.submit_job(request).await.map_err(refused)?;
             if let Some(warning) = warning(&spec) {
@@ -80,6 +94,11 @@ pub(crate) async fn run(command: JobCommand) -> Result<(), Failure> {
             let answer = connect(&remote.daemon).await?.rebalance_job(request).await.map_err(refused)?;
             show(&answer.into_inner(), &remote)
         }
+        JobCommand::Restore { name, step, remote } => {
+            let request = RestoreJobRequest { name, step };
+            let answer = connect(&remote.daemon).await?.restore_job(request).await.map_err(refused)?;
+            show(&answer.into_inner(), &remote)
+        }
         JobCommand::Stop { name, remote } => {
             let request = StopJobRequest { name };
             let answer = connect(&remote.daemon).await?.stop_job(request).await.map_err(refused)?;
@@ -89,8 +108,8 @@ pub(crate) async fn run(command: JobCommand) -> Result<(), Failure> {
     }
 }
 
-/// Reads and checks a job file. Its data files become absolute, since workers run elsewhere.
-fn prepare(file: &Path) -> Result<JobSpec, Failure> {
+/// Reads and checks a job file. Its paths become absolute, since workers run elsewhere.
+fn prepare(file: &Path, from: Option<&Path>) -> Result<JobSpec, Failure> {
     let (name, text) = files::read(file, files::LARGEST_JOB)?;
     let mut spec = JobSpec::parse_trainable(&text, &name).map_err(Failure::usage)?;
     let absolute = std::path::absolute(file).map_err(Failure::failed(&name))?;
@@ -102,13 +121,42 @@ fn prepare(file: &Path) -> Result<JobSpec, Failure> {
         *pattern = data.pattern;
         bytes += data.bytes;
     }
-    let sample = u64::from(spec.model.seq_len) + 1;
-    if bytes < sample {
+    let needed = u64::from(spec.model.seq_len) + 1;
+    let needed = match spec.data.tokens() {
+        Some(Tokens::U16) => 2 * needed,
+        Some(Tokens::U32) => 4 * needed,
+        Some(Tokens::Bytes) => needed,
+        // How many tokens there are is known when they are made.
+        Some(Tokens::Text(_)) | None => 1,
+    };
+    if bytes < needed {
         return Err(wrong(format!(
-            "{bytes} bytes in all, but one sample takes seq_len + 1 = {sample}; give more text or a smaller seq_len"
+            "{bytes} bytes in all, but one sample of seq_len + 1 tokens takes {needed}; give more text or a smaller seq_len"
         )));
     }
+    if let Some(Tokens::Text(tokenizer)) = spec.data.tokens() {
+        let path = folder.join(tokenizer);
+        let missing = |problem| Failure::Usage(format!("{name}: data.tokenizer: {tokenizer}: {problem}"));
+        length(&path).map_err(|error| missing(error.to_string()))?;
+        spec.data.tokenizer = text_of(&path).map_err(missing)?;
+    }
+    let unusable = |problem: String| Failure::Usage(format!("{name}: checkpoint: {problem}"));
+    if !spec.checkpoint.dir.is_empty() {
+        spec.checkpoint.dir = text_of(&folder.join(&spec.checkpoint.dir)).map_err(unusable)?;
+    }
+    let named = (!spec.checkpoint.from.is_empty()).then(|| folder.join(&spec.checkpoint.from));
+    if let Some(from) = from.map(Path::to_owned).or(named) {
+        let from = std::path::absolute(&from).map_err(Failure::failed(&name))?;
+        let checkpoint = super::checkpoint::newest_in(&from)?;
+        checkpoint.fits(&spec.model).map_err(|error| unusable(error.to_string()))?;
+        spec.checkpoint.from = text_of(checkpoint.folder()).map_err(unusable)?;
+    }
     Ok(spec)
+}
+
+/// A path as a job carries it.
+fn text_of(path: &Path) -> Result<String, String> {
+    path.to_str().map(str::to_owned).ok_or_else(|| format!("{}: its name is not UTF-8", path.display()))
 }
 
 /// What the operator should know of a job that is not wrong.
@@ -240,7 +288,7 @@ fn as_json(job: &Job) -> Value {
     json!({
         "name": job.name, "phase": job.phase, "explanation": job.explanation, "epoch": job.epoch,
         "live": job.live, "committed_step": job.committed_step, "last_loss": job.last_loss,
-        "layout": layout(job), "workers": job.live.then(|| workers.collect::<Vec<_>>()),
+        "layout": layout(job), "checkpoints": job.checkpoints, "workers": job.live.then(|| workers.collect::<Vec<_>>()),
     })
 }
 
@@ -275,11 +323,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(dir.path().join("text/more")).unwrap();
         std::fs::write(dir.path().join("text/a"), vec![b'x'; 200]).unwrap();
-        let error = prepare(&job(dir.path(), r#"["text"]"#)).unwrap_err();
+        let error = prepare(&job(dir.path(), r#"["text"]"#), None).unwrap_err();
         assert_eq!(error.exit_status(), 64);
         assert!(error.to_string().contains("text: it is a folder"), "{error}");
-        assert!(prepare(&job(dir.path(), r#"["text/*"]"#)).is_ok(), "a pattern may meet a folder");
-        assert!(prepare(&job(dir.path(), r#"["tex?"]"#)).unwrap_err().to_string().contains("no such file"));
+        assert!(prepare(&job(dir.path(), r#"["text/*"]"#), None).is_ok(), "a pattern may meet a folder");
+        assert!(prepare(&job(dir.path(), r#"["tex?"]"#), None).unwrap_err().to_string().contains("no such file"));
     }
 
     #[test]
@@ -287,14 +335,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a"), vec![b'x'; 100]).unwrap();
         std::fs::write(dir.path().join("b"), vec![b'x'; 28]).unwrap();
-        let error = prepare(&job(dir.path(), r#"["a", "b"]"#)).unwrap_err();
+        let error = prepare(&job(dir.path(), r#"["a", "b"]"#), None).unwrap_err();
         assert_eq!(error.exit_status(), 64);
         assert!(
             error.to_string().contains("128 bytes in all") && error.to_string().contains("129"),
             "{error}"
         );
         std::fs::write(dir.path().join("b"), vec![b'x'; 29]).unwrap();
-        assert!(prepare(&job(dir.path(), r#"["a", "b"]"#)).is_ok());
+        assert!(prepare(&job(dir.path(), r#"["a", "b"]"#), None).is_ok());
     }
 
     #[test]
@@ -307,7 +355,7 @@ mod tests {
 
     #[test]
     fn a_missing_job_file_is_wrong_usage() {
-        let error = prepare(Path::new("/nowhere/job.toml")).unwrap_err();
+        let error = prepare(Path::new("/nowhere/job.toml"), None).unwrap_err();
         assert_eq!(error.exit_status(), 64);
         assert!(error.to_string().contains("/nowhere/job.toml"));
     }

@@ -1,5 +1,6 @@
 //! The commands that talk to a daemon.
 
+pub(crate) mod checkpoint;
 pub(crate) mod daemon;
 pub(crate) mod events;
 pub(crate) mod gpu;

@@ -43,7 +43,7 @@ model = {{ kind = "decoder", layers = {layers}, hidden = {hidden}, heads = {head
 parallel = {{ data = {data}, tensor = {tensor}, pipeline = {pipeline}, min_tensor = {min_tensor} }}
 batch = {{ global = {global}, micro = 2, policy = "{policy}" }}
 optimizer = {{ lr = 1e-3, warmup_steps = 0, decay_steps = 0, min_lr = 0.0, betas = [0.9, 0.95], eps = 1e-8, weight_decay = 0.0, grad_clip = 1.0 }}
-data = {{ files = ["a"], tokenizer = "other" }}
+data = {{ files = ["a"], tokenizer = "other.json" }}
 recovery = {{ spares = {spares}, power_boost = {boost} }}
 run = {{ steps = 1, seed = 1 }}
 "#

@@ -116,6 +116,9 @@ impl Job {
             bytes_lower_bound: preparing.plan.bytes_lower_bound,
             resume_step: preparing.resume_step,
         };
+        if let Some(origin) = &preparing.origin {
+            self.went_back(ctx, &origin.id, preparing.epoch);
+        }
         self.ledger.begin_epoch(layout);
         self.ledger.may_have_missed(preparing.resume_step);
         self.set_layout(layout.clone());
@@ -172,10 +175,19 @@ impl Job {
         step.0 <= self.spec.run.steps
     }
 
+    /// What it holds is of before the job went back to a checkpoint.
+    pub(crate) fn is_given_up(&self, state: &WorkerState) -> bool {
+        state.epoch < self.record.restored
+    }
+
     /// What a member says it has committed is committed: nobody may go on from below it.
     pub(crate) fn learn_committed(&mut self, key: &WorkerKey, state: &WorkerState) {
         let step = state.holding.step;
-        if self.is_member(key) && self.plausible_step(step) && step >= self.committed {
+        if self.is_member(key)
+            && self.plausible_step(step)
+            && step >= self.committed
+            && !self.is_given_up(state)
+        {
             let same = self.vote.filter(|_| step == self.committed);
             self.vote = state.vote.or(same);
             self.committed = step;
@@ -184,7 +196,8 @@ impl Job {
 
     /// Only members commit: whoever is none speaks of an earlier layout, or of an earlier run under this name.
     pub(crate) fn step_committed(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, report: CommittedStep) {
-        if !self.plausible_step(report.step) || !self.is_member(key) {
+        let given_up = report.epoch < self.record.restored;
+        if !self.plausible_step(report.step) || !self.is_member(key) || given_up {
             return;
         }
         let Some(mut worker) = self.workers.get_mut(key) else {

@@ -4,7 +4,7 @@ use super::Job;
 use crate::incident::KEPT;
 use crate::state::Ctx;
 use crate::{Command, DrainedBy, Incident, IncidentKind, Notice, Time};
-use reknit_layout::{GpuId, NodeName, WorkerKey};
+use reknit_layout::{Epoch, GpuId, NodeName, WorkerKey};
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Incidents {
@@ -84,6 +84,12 @@ impl Incidents {
     pub(crate) fn current(&mut self) -> impl Iterator<Item = &mut Incident> {
         let open = self.open.iter_mut().map(|open| &mut open.incident);
         open.filter(|incident| incident.epoch_after.is_none())
+    }
+
+    /// Those whose recovery ends with the layout of `epoch`.
+    pub(crate) fn recovering(&mut self, epoch: Epoch) -> impl Iterator<Item = &mut Incident> {
+        let open = self.open.iter_mut().map(|open| &mut open.incident);
+        open.filter(move |incident| incident.epoch_after == Some(epoch))
     }
 
     /// The incident that this sighting of `worker` belongs to.

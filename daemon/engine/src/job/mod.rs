@@ -23,6 +23,7 @@ pub(crate) mod pace;
 pub(crate) mod rebuild;
 pub(crate) mod recover;
 pub(crate) mod rejoin;
+pub(crate) mod restore;
 pub(crate) mod session;
 pub(crate) mod spares;
 pub(crate) mod start;
@@ -35,6 +36,7 @@ use crate::{Command, JobName, JobRecord, Notice, Participant, Phase, StepVote, T
 use incidents::{Incidents, Sighting};
 use ledger::Ledger;
 use pace::Pace;
+use restore::{Checkpoints, Origin};
 use reknit_layout::{Epoch, GpuId, Incarnation, JobSpec, Layout, Place, Plan, Step, WorkerKey};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -67,6 +69,7 @@ pub(crate) struct Job {
     pub(crate) strikes: BTreeMap<WorkerKey, u32>,
     /// How often replicated parameters differed, since the last commit.
     pub(crate) digest_strikes: u32,
+    pub(crate) checkpoints: Checkpoints,
 }
 
 #[derive(Debug, Clone)]
@@ -126,6 +129,8 @@ pub(crate) struct Planning {
     pub(crate) holders: BTreeSet<WorkerKey>,
     pub(crate) resume_step: Step,
     pub(crate) vote: Option<StepVote>,
+    /// The checkpoint that state comes from, and not from those who hold it.
+    pub(crate) origin: Option<Origin>,
 }
 
 #[derive(Debug, Clone)]
@@ -137,6 +142,7 @@ pub(crate) struct Preparing {
     pub(crate) participants: Arc<Vec<Participant>>,
     pub(crate) resume_step: Step,
     pub(crate) vote: Option<StepVote>,
+    pub(crate) origin: Option<Origin>,
     pub(crate) ready: BTreeMap<WorkerKey, (Step, String)>,
     pub(crate) deadline: Time,
 }
@@ -155,6 +161,7 @@ impl Preparing {
             participants: self.participants.clone(),
             resume_step: self.resume_step,
             vote: self.vote,
+            checkpoint: self.origin.as_ref().map(|origin| Arc::clone(&origin.folder)),
         }
     }
 }
@@ -179,6 +186,7 @@ impl Job {
             losses: BTreeMap::new(),
             strikes: BTreeMap::new(),
             digest_strikes: 0,
+            checkpoints: Checkpoints::default(),
         }
     }
 

@@ -218,7 +218,7 @@ impl Job {
             members
                 .filter(|(key, worker)| worker.alive() && worker.stopped && self.is_member(key))
                 .filter_map(|(key, worker)| worker.state.as_ref().map(|state| (key, state)))
-                .filter(|(_, state)| self.plausible_step(state.holding.step))
+                .filter(|(_, state)| self.plausible_step(state.holding.step) && !self.is_given_up(state))
         };
         let newest = states().map(|(_, state)| state.holding.step).max();
         // A member may have told the daemon of a commit and died: its vote is known all the same. A committed step
@@ -243,10 +243,12 @@ impl Job {
 
     /// Asks for a plan under a fresh epoch, from what is held now.
     pub(crate) fn plan(&mut self, ctx: &mut Ctx<'_>) {
-        let fresh = !self.record.ever_committed;
+        let origin = self.origin();
+        let fresh = !self.record.ever_committed || origin.is_some();
         let members = self.candidates(ctx.cluster);
         let held = if fresh {
-            Held { step: Step(0), vote: None, holdings: BTreeMap::new(), step_lost: false }
+            let step = origin.as_ref().map_or(Step(0), |origin| origin.id.step);
+            Held { step, vote: None, holdings: BTreeMap::new(), step_lost: false }
         } else {
             self.held()
         };
@@ -262,6 +264,7 @@ impl Job {
             holders: held.holdings.keys().cloned().collect(),
             resume_step: held.step,
             vote: held.vote,
+            origin,
         });
         ctx.out.push(Command::Plan {
             job: self.record.name.clone(),
@@ -285,6 +288,7 @@ impl Job {
         self.stamp(ctx.now, |incident| &mut incident.planned);
         match result {
             Ok(plan) => self.prepare(ctx, planning, plan),
+            Err(PlanError::Unrecoverable(_)) if self.fall_back(ctx) => {}
             Err(error) => self.wait(ctx, planning, &error),
         }
     }
@@ -297,10 +301,9 @@ impl Job {
         });
         let explanation = match error {
             PlanError::Unrecoverable(_) => format!(
-                "{error} at step {}: it goes on only if a worker that holds them is heard again; otherwise stop the job \
-                 and submit it again from its beginning, or from a checkpoint once there is one; restarted workers \
-                 come back empty{last}",
-                planning.resume_step
+                "{error} at step {}: {}; restarted workers come back empty{last}",
+                planning.resume_step,
+                self.ways_out(planning.resume_step)
             ),
             PlanError::Draft(DraftError::TooFew { .. }) => {
                 format!("{error}: it goes on by itself when enough GPUs are back{last}")
@@ -355,8 +358,12 @@ impl Job {
             participants: Arc::new(participants),
             resume_step: planning.resume_step,
             vote: planning.vote,
+            deadline: ctx.now.after(match planning.origin {
+                Some(_) => ctx.timeouts.load(),
+                None => ctx.timeouts.ready(),
+            }),
+            origin: planning.origin,
             ready: BTreeMap::new(),
-            deadline: ctx.now.after(ctx.timeouts.ready()),
         };
         let orders = preparing.participants.iter();
         ctx.out.extend(orders.map(|participant| preparing.order(&self.record.name, &participant.worker)));

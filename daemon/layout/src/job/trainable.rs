@@ -1,6 +1,6 @@
 //! What a job may ask for today: the planner knows more than the workers do.
 
-use super::{BYTES, BatchPolicy, Dtype, JobSpec};
+use super::{BatchPolicy, Dtype, JobSpec};
 use crate::toml_file::{FileError, Invalid, require};
 
 impl JobSpec {
@@ -25,20 +25,12 @@ impl JobSpec {
         require(self.batch.policy == BatchPolicy::KeepGlobal, "batch.policy", || {
             "= \"shrink\" is not supported yet: allowed is \"keep_global\"".into()
         })?;
-        let tokenizer = &self.data.tokenizer;
-        require(tokenizer == BYTES, "data.tokenizer", || {
-            format!("= {tokenizer:?} is not supported yet: allowed is \"bytes\"")
-        })?;
         let recovery = &self.recovery;
         require(recovery.spares == 0, "recovery.spares", || {
             format!("= {} is not supported yet: allowed is 0", recovery.spares)
         })?;
         require(!recovery.power_boost, "recovery.power_boost", || {
             "= true is not supported yet: allowed is false".into()
-        })?;
-        let dir = &self.checkpoint.dir;
-        require(dir.is_empty(), "checkpoint.dir", || {
-            format!("= {dir:?}: checkpoints are not supported yet; leave [checkpoint] dir empty")
         })
     }
 }

@@ -1,6 +1,6 @@
 //! What a job may ask for.
 
-use super::{BYTES, JobSpec};
+use super::{JobSpec, ModelSpec, Tokens};
 use crate::Family;
 use crate::toml_file::{Invalid, require};
 
@@ -18,6 +18,7 @@ const MOST_SLOTS: u32 = 1 << 10;
 const MOST_GPUS: u64 = 1 << 20;
 const MOST_SPARE_SEATS: u64 = 1 << 22;
 const MOST_SAMPLES: u32 = 1 << 20;
+const MOST_KEPT: u32 = 1000;
 /// What a TOML integer can hold.
 const MOST_STEPS: u64 = i64::MAX as u64;
 
@@ -39,7 +40,7 @@ impl JobSpec {
     /// ([`JobSpec::trainable`]).
     pub fn validate(&self) -> Result<(), Invalid> {
         self.check_name()?;
-        self.check_model()?;
+        self.model.validate()?;
         self.check_parallel()?;
         self.check_size()?;
         self.check_batch()?;
@@ -54,42 +55,6 @@ impl JobSpec {
             let name = &self.name;
             format!("= {name:?} is not a job name: allowed are 1 to 64 characters of a-z, 0-9, `-` and `_`")
         })
-    }
-
-    fn check_model(&self) -> Result<(), Invalid> {
-        let model = &self.model;
-        for (key, value, most) in [
-            ("model.layers", model.layers, MOST_LAYERS),
-            ("model.hidden", model.hidden, MOST_WIDE),
-            ("model.heads", model.heads, MOST_UNITS),
-            ("model.kv_heads", model.kv_heads, MOST_UNITS),
-            ("model.ffn", model.ffn, MOST_LONG),
-            ("model.ffn_block", model.ffn_block, MOST_LONG),
-            ("model.vocab", model.vocab, MOST_LONG),
-            ("model.vocab_block", model.vocab_block, MOST_LONG),
-            ("model.seq_len", model.seq_len, MOST_LONG),
-        ] {
-            between(key, value.into(), 1, most.into())?;
-        }
-        let group = "every KV head goes with the same number of query heads";
-        divides("model.heads", model.heads, "kv_heads", model.kv_heads, group)?;
-        match model.head_dim {
-            Some(head_dim) => between("model.head_dim", head_dim.into(), 1, MOST_UNITS.into())?,
-            None => divides(
-                "model.hidden",
-                model.hidden,
-                "heads",
-                model.heads,
-                "set model.head_dim or change one",
-            )?,
-        }
-        let key = if model.head_dim.is_some() { "model.head_dim" } else { "model.hidden" };
-        require(model.head_dim().is_multiple_of(2), key, || {
-            format!("makes heads of {}: rotary positions need an even head_dim", model.head_dim())
-        })?;
-        let block = "a block is never divided";
-        divides("model.ffn", model.ffn, "ffn_block", model.ffn_block, block)?;
-        divides("model.vocab", model.vocab, "vocab_block", model.vocab_block, block)
     }
 
     fn check_parallel(&self) -> Result<(), Invalid> {
@@ -191,10 +156,13 @@ impl JobSpec {
             "names no file: allowed is a list of files or glob patterns, such as [\"corpus/*.txt\"]".into()
         })?;
         let tokenizer = &self.data.tokenizer;
-        require(!tokenizer.is_empty(), "data.tokenizer", || {
-            "= \"\" names none: allowed are \"bytes\" and the name of a tokenizer.json".into()
+        let tokens = self.data.tokens();
+        require(tokens.is_some(), "data.tokenizer", || {
+            format!(
+                "= {tokenizer:?} is no tokenizer: allowed are \"bytes\", \"u16\", \"u32\" and a file whose name ends in .json"
+            )
         })?;
-        let least = if tokenizer == BYTES { 256 } else { 1 };
+        let least = if tokens == Some(Tokens::Bytes) { 256 } else { 1 };
         between("model.vocab", self.model.vocab.into(), least, MOST_LONG.into())?;
         let checkpoint = &self.checkpoint;
         let every = checkpoint.every_steps;
@@ -202,7 +170,56 @@ impl JobSpec {
             format!("= {every} needs a checkpoint.dir: without one only 0 is allowed")
         })?;
         between("checkpoint.every_steps", every, 0, MOST_STEPS)?;
+        between("checkpoint.keep", checkpoint.keep.into(), 1, MOST_KEPT.into())?;
+        require(checkpoint.from.is_empty() || checkpoint.origin().is_some(), "checkpoint.from", || {
+            format!(
+                "= {:?} is no checkpoint: allowed is its folder, such as \"/checkpoints/example/step-000000001200-9f3c0a41d27be865\"",
+                checkpoint.from
+            )
+        })?;
         between("run.steps", self.run.steps, 1, MOST_STEPS)?;
         between("run.seed", self.run.seed, 0, MOST_STEPS)
+    }
+}
+
+impl ModelSpec {
+    /// Checks the sizes by themselves: none is 0, too large, or not divisible where it must be.
+    ///
+    /// # Errors
+    /// With the key and what is allowed.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        let model = self;
+        for (key, value, most) in [
+            ("model.layers", model.layers, MOST_LAYERS),
+            ("model.hidden", model.hidden, MOST_WIDE),
+            ("model.heads", model.heads, MOST_UNITS),
+            ("model.kv_heads", model.kv_heads, MOST_UNITS),
+            ("model.ffn", model.ffn, MOST_LONG),
+            ("model.ffn_block", model.ffn_block, MOST_LONG),
+            ("model.vocab", model.vocab, MOST_LONG),
+            ("model.vocab_block", model.vocab_block, MOST_LONG),
+            ("model.seq_len", model.seq_len, MOST_LONG),
+        ] {
+            between(key, value.into(), 1, most.into())?;
+        }
+        let group = "every KV head goes with the same number of query heads";
+        divides("model.heads", model.heads, "kv_heads", model.kv_heads, group)?;
+        match model.head_dim {
+            Some(head_dim) => between("model.head_dim", head_dim.into(), 1, MOST_UNITS.into())?,
+            None => divides(
+                "model.hidden",
+                model.hidden,
+                "heads",
+                model.heads,
+                "set model.head_dim or change one",
+            )?,
+        }
+        let key = if model.head_dim.is_some() { "model.head_dim" } else { "model.hidden" };
+        require(model.head_dim().is_multiple_of(2), key, || {
+            format!("makes heads of {}: rotary positions need an even head_dim", model.head_dim())
+        })?;
+        let block = "a block is never divided";
+        divides("model.ffn", model.ffn, "ffn_block", model.ffn_block, block)?;
+        divides("model.vocab", model.vocab, "vocab_block", model.vocab_block, block)
     }
 }

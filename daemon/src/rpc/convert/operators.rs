@@ -41,6 +41,7 @@ pub fn job(view: JobView) -> Result<v1::Job, serde_json::Error> {
         workers: workers.collect(),
         live: view.live,
         earlier_incidents: view.earlier_incidents,
+        checkpoints: view.checkpoints.iter().map(ToString::to_string).collect(),
         phase: phase(view.phase).to_owned(),
         explanation: view.explanation,
         epoch: view.epoch.0,
@@ -196,6 +197,7 @@ pub fn job_event(time: Time, job: &JobName, notice: Notice) -> v1::JobEvent {
             pid,
             state,
         }),
+        Notice::Note(text) => Event::Note(v1::Note { text }),
     };
     v1::JobEvent { time_us: time.0, job: job.0.clone(), event: Some(event) }
 }

@@ -92,6 +92,7 @@ pub fn prepare(
     ticket: [u8; 32],
     resume_step: Step,
     vote: Option<StepVote>,
+    checkpoint: Option<&str>,
 ) -> v1::WorkerOrder {
     let PlanPart { layout, fresh, transfers, tensor, column, speakers, movers } = part;
     to_worker(v1::worker_order::Order::Prepare(v1::Prepare {
@@ -106,6 +107,7 @@ pub fn prepare(
         column,
         speakers,
         movers,
+        checkpoint: checkpoint.unwrap_or_default().to_owned(),
     }))
 }
 

@@ -157,6 +157,9 @@ pub fn agent_report(node: &NodeName, report: v1::AgentReport) -> Result<Said, Ba
     }
 }
 
+/// Of one report that are taken: more than a job keeps.
+const MOST_CHECKPOINTS: usize = 1024;
+
 /// The first message of a worker's stream.
 pub fn worker_hello(report: v1::WorkerReport) -> Result<(JobName, WorkerKey, u64, Event), BadMessage> {
     let Some(v1::worker_report::Report::Hello(hello)) = report.report else {
@@ -269,6 +272,14 @@ pub fn worker_report(
             ticks: progress.ticks,
             activity: activity(progress)?,
         },
+        Report::Checkpoints(checkpoints) => {
+            let ids = checkpoints.ids.iter().take(MOST_CHECKPOINTS).map(|id| id.parse());
+            let ids = ids.collect::<Result<_, _>>().map_err(|error| bad("checkpoints.ids", error))?;
+            Event::Checkpoints { job, worker, ids }
+        }
+        Report::NoCheckpoint(none) => {
+            Event::NoCheckpoint { job, worker, step: Step(none.step), reason: cut(none.reason) }
+        }
         Report::Completed(completed) => Event::Completed {
             job,
             worker,

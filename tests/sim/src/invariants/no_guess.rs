@@ -20,7 +20,8 @@ impl NoGuess {
                 return Err(format!("{worker} makes its state from the seed in {epoch}"));
             }
             Fact::Ordered { command } => {
-                if let Command::Prepare { epoch, plan, .. } = command.as_ref()
+                // A checkpoint is a copy of its step.
+                if let Command::Prepare { epoch, plan, checkpoint: None, .. } = command.as_ref()
                     && plan.fresh
                     && self.0.is_some_and(|first| *epoch > first)
                 {

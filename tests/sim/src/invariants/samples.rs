@@ -13,11 +13,13 @@ pub(super) struct Samples {
     term: u64,
     /// The newest step that the present leader heard of from a member while the job ran, and its epoch.
     told: (Step, Epoch),
+    /// Since then the job goes on from a checkpoint: what was told before was given up.
+    restored: Epoch,
 }
 
 impl Samples {
     pub(super) fn under(term: u64) -> Self {
-        Self { term, told: Default::default() }
+        Self { term, ..Self::default() }
     }
 
     pub(super) fn see(&mut self, world: &World, fact: &Fact) -> Result<(), String> {
@@ -40,13 +42,18 @@ impl Samples {
                 Ok(())
             }
             Fact::Ordered { command } => match command.as_ref() {
-                Command::Prepare { resume_step, epoch, .. }
+                Command::Prepare { resume_step, epoch, checkpoint: None, .. }
                     if *epoch > self.told.1 && *resume_step < self.told.0 =>
                 {
                     Err(format!("{epoch} resumes at {resume_step}; step {} was committed", self.told.0))
                 }
                 _ => Ok(()),
             },
+            Fact::Stored { record, .. } if record.restored > self.restored => {
+                self.restored = record.restored;
+                self.told = Default::default();
+                Ok(())
+            }
             Fact::Decided { epoch, step, plan, job: _ } => {
                 let mut next = (step.0 - 1) * BATCH;
                 for range in samples(&plan.layout, step.0) {

@@ -1,0 +1,120 @@
+//! `reknit checkpoint`: works on the files alone, without a daemon.
+
+use crate::failure::Failure;
+use crate::output::{Progress, bytes_text, print_lines, second_text};
+use crate::table::Table;
+use crate::{Format, tell};
+use reknit_checkpoint::{Checkpoint, CheckpointError, Found, Store, export};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum CheckpointCommand {
+    /// The checkpoints of a job, the last written first.
+    Ls {
+        /// The folder of the job in its checkpoint.dir.
+        folder: PathBuf,
+        #[arg(long, value_enum, default_value_t = Format::Table)]
+        format: Format,
+    },
+    /// Read all of a checkpoint and check it against its checksums. Exit status 1 when something is wrong with it.
+    Verify {
+        /// Of the checkpoint, or of the job: its last complete one.
+        folder: PathBuf,
+        #[arg(long, value_enum, default_value_t = Format::Table)]
+        format: Format,
+    },
+    /// Write the weights into one safetensors file, with the names and the orientation that Hugging Face's Llama models have.
+    Export {
+        /// Of the checkpoint, or of the job: its last complete one.
+        folder: PathBuf,
+        /// The file to write, such as model.safetensors.
+        out: PathBuf,
+    },
+}
+
+pub(crate) fn run(command: &CheckpointCommand) -> Result<(), Failure> {
+    match command {
+        CheckpointCommand::Ls { folder, format } => list(folder, *format),
+        CheckpointCommand::Verify { folder, format } => verify(folder, *format),
+        CheckpointCommand::Export { folder, out } => {
+            let checkpoint = newest_in(folder)?;
+            let progress = Progress::default();
+            let tensors = export::export(&checkpoint, out, |name| progress.show(name)).map_err(failed)?;
+            progress.end();
+            let step = checkpoint.manifest().heading.step;
+            print_lines(&[format!("{}: {tensors} tensors of step {step}", out.display())])
+        }
+    }
+}
+
+/// A checkpoint's folder, or a job's: its last complete one.
+pub(super) fn newest_in(folder: &Path) -> Result<Checkpoint, Failure> {
+    let inside = Store::new(folder).complete_ids().map_err(failed)?;
+    match inside.first() {
+        Some(newest) => Checkpoint::open(&folder.join(newest.to_string())),
+        None => Checkpoint::open(folder),
+    }
+    .map_err(failed)
+}
+
+fn list(folder: &Path, format: Format) -> Result<(), Failure> {
+    let found = Store::new(folder).list().map_err(failed)?;
+    if found.is_empty() && !folder.is_dir() {
+        return Err(Failure::Usage(format!("{}: there is no such folder", folder.display())));
+    }
+    let mut table = Table::new(["STEP", "WRITTEN", "BYTES", "STATE", "FOLDER"]);
+    for Found { id, folder, complete, written_us, bytes } in &found {
+        table.row([
+            id.step.to_string(),
+            second_text(*written_us),
+            if *complete { bytes_text(*bytes) } else { "-".to_owned() },
+            if *complete { "complete" } else { "incomplete" }.to_owned(),
+            folder.display().to_string(),
+        ]);
+    }
+    let json: Value = found
+        .iter()
+        .map(|found| {
+            json!({
+                "step": found.id.step, "digest": found.id.digest, "complete": found.complete,
+                "written_us": found.written_us, "bytes": found.complete.then_some(found.bytes),
+                "folder": found.folder,
+            })
+        })
+        .collect();
+    format.print(&json, &table)
+}
+
+fn verify(folder: &Path, format: Format) -> Result<(), Failure> {
+    let checkpoint = newest_in(folder)?;
+    let progress = Progress::default();
+    let mut problems = Vec::new();
+    checkpoint.verify(|done, all, problem| {
+        progress.show(&format!("{done} of {all} files"));
+        problems.extend(problem.map(ToString::to_string));
+    });
+    progress.end();
+    let manifest = checkpoint.manifest();
+    let (step, files, bytes) = (manifest.heading.step, manifest.files.len(), manifest.bytes());
+    for problem in &problems {
+        tell(problem);
+    }
+    let line = match problems.len() {
+        0 => format!("{}: step {step}, {files} files, {bytes} bytes: whole", checkpoint.folder().display()),
+        bad => format!("{}: step {step}: {bad} of {files} files are damaged", checkpoint.folder().display()),
+    };
+    print_lines(&[match format {
+        Format::Table => line.clone(),
+        Format::Json => json!({
+            "folder": checkpoint.folder(), "step": step, "files": files, "bytes": bytes, "whole": problems.is_empty(),
+            "problems": problems,
+        })
+        .to_string(),
+    }])?;
+    if problems.is_empty() { Ok(()) } else { Err(Failure::Failed(line)) }
+}
+
+fn failed(error: CheckpointError) -> Failure {
+    Failure::Failed(error.to_string())
+}

@@ -1,0 +1,180 @@
+//! What a checkpoint consists of.
+
+use crate::CheckpointError;
+use reknit_layout::job::{Dtype, ModelSpec};
+use reknit_layout::{Axis, CheckpointId, JobSpec, Step, Units};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Of what is written; no other is read.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// What a state is of: the same in every part of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Heading {
+    pub version: u32,
+    pub job: String,
+    /// SHA-256 of the job file with every default written out.
+    pub job_sha256: String,
+    /// So many steps are committed.
+    pub step: Step,
+    /// Of the replicated parameters: 16 hexadecimal digits.
+    pub digest: String,
+    /// Samples go on behind those of `step` in the order that follows from this.
+    pub seed: u64,
+    /// Of `step`.
+    pub vote: Option<SavedVote>,
+    pub model: ModelSpec,
+}
+
+/// What the vote on a step decided.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct SavedVote {
+    pub grad_norm_squared: f64,
+    pub loss: f64,
+}
+
+/// One safetensors file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileEntry {
+    pub file: String,
+    /// `None`: the replicated parameters.
+    pub axis: Option<Axis>,
+    /// In the order of the file's first dimension.
+    pub units: Units,
+    pub bytes: u64,
+    /// Of the whole file.
+    pub sha256: String,
+}
+
+/// What one writer wrote.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Part {
+    #[serde(flatten)]
+    pub(crate) heading: Heading,
+    pub(crate) files: Vec<FileEntry>,
+}
+
+/// All of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    #[serde(flatten)]
+    pub heading: Heading,
+    /// When it was complete, in microseconds since the Unix epoch.
+    pub written_us: u64,
+    pub files: Vec<FileEntry>,
+}
+
+/// Read before the rest, which another version may write differently.
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
+}
+
+impl Heading {
+    pub fn new(job: &JobSpec, step: Step, digest: String, vote: Option<SavedVote>) -> Self {
+        Self {
+            version: FORMAT_VERSION,
+            job: job.name.clone(),
+            job_sha256: sha256(job.to_toml().as_bytes()),
+            step,
+            digest,
+            seed: job.run.seed,
+            vote,
+            model: job.model.clone(),
+        }
+    }
+
+    pub fn id(&self) -> CheckpointId {
+        CheckpointId { step: self.step, digest: self.digest.clone() }
+    }
+
+    /// Whether a model of this shape has the same units, each of the same numbers. The length of samples does not matter.
+    ///
+    /// # Errors
+    /// What differs, in words.
+    pub fn fits(&self, model: &ModelSpec) -> Result<(), String> {
+        let ours = [&self.model, model].map(|model| {
+            let ModelSpec { layers, hidden, heads, kv_heads, ffn, ffn_block, vocab, vocab_block, .. } = model;
+            [
+                ("layers", *layers),
+                ("hidden", *hidden),
+                ("heads", *heads),
+                ("kv_heads", *kv_heads),
+                ("head_dim", model.head_dim()),
+                ("ffn", *ffn),
+                ("ffn_block", *ffn_block),
+                ("vocab", *vocab),
+                ("vocab_block", *vocab_block),
+                ("tie_embeddings", u32::from(model.tie_embeddings)),
+                ("bytes of a number", number_bytes(model) as u32),
+            ]
+        });
+        let differs = ours[0].iter().zip(&ours[1]).find(|(here, wanted)| here != wanted);
+        match differs {
+            None => Ok(()),
+            Some(((name, here), (_, wanted))) => Err(format!("its {name} is {here}, and the job's {wanted}")),
+        }
+    }
+}
+
+impl Manifest {
+    pub fn id(&self) -> CheckpointId {
+        self.heading.id()
+    }
+
+    /// Of all its files.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
+    }
+}
+
+/// Reads a part or a manifest.
+pub(crate) fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, CheckpointError> {
+    let text = std::fs::read(path).map_err(CheckpointError::io(path))?;
+    let version: Version =
+        serde_json::from_slice(&text).map_err(|error| CheckpointError::damaged(path, error))?;
+    if version.version != FORMAT_VERSION {
+        let (found, known) = (version.version, FORMAT_VERSION);
+        return Err(CheckpointError::Version { path: path.to_owned(), found, known });
+    }
+    serde_json::from_slice(&text).map_err(|error| CheckpointError::damaged(path, error))
+}
+
+/// What of the model no file has (COVER); `None`: nothing is missing.
+pub(crate) fn missing(model: &ModelSpec, files: &[FileEntry]) -> Option<String> {
+    let mut held: BTreeMap<Option<Axis>, Units> = BTreeMap::new();
+    for file in files {
+        let units = held.entry(file.axis).or_default();
+        *units = units.union(&file.units);
+    }
+    let lacks = model.axes().into_iter().filter_map(|axis| {
+        let all = Units::range(0, model.units(axis.family));
+        let left = held.get(&Some(axis)).map_or(all.clone(), |held| all.difference(held));
+        (!left.is_empty()).then(|| format!("{axis} units {left}"))
+    });
+    let replicated = (!held.contains_key(&None)).then(|| "the replicated parameters".to_owned());
+    let lacks: Vec<String> = replicated.into_iter().chain(lacks).collect();
+    let more = lacks.len().saturating_sub(3);
+    match more {
+        _ if lacks.is_empty() => None,
+        0 => Some(lacks.join(", ")),
+        more => Some(format!("{} and {more} more", lacks[..3].join(", "))),
+    }
+}
+
+/// Of weights and moments as they are written.
+pub(crate) fn number_bytes(model: &ModelSpec) -> usize {
+    match model.dtype {
+        // The masters of bf16 weights are f32.
+        Dtype::F32 | Dtype::Bf16 => 4,
+        Dtype::F64 => 8,
+    }
+}
+
+/// In hexadecimal.
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}

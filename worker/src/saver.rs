@@ -1,0 +1,168 @@
+//! Checkpoints while training goes on: the training thread only copies, a thread of its own writes.
+
+use crate::messages::Report;
+use crate::session::Outbox;
+use reknit_checkpoint::{CheckpointError, Snapshot, Store};
+use reknit_layout::{CheckpointId, JobSpec, Step, WorkerKey};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
+
+/// How often a long write tells how far it is.
+const TELL_EVERY: Duration = Duration::from_secs(10);
+
+/// Writes this rank's part of the job's checkpoints. Dropped, it ends what it has in hand first.
+#[derive(Debug)]
+pub struct Saver {
+    every: u64,
+    last: Step,
+    /// The memory of the last copy, when nothing is being written.
+    spare: Option<Vec<u8>>,
+    returned: Receiver<Vec<u8>>,
+    /// `None` only while it is dropped.
+    snapshots: Option<SyncSender<Snapshot>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the writing thread works with.
+struct Writer {
+    store: Store,
+    keep: usize,
+    name: String,
+    outbox: Arc<Outbox>,
+    returned: Sender<Vec<u8>>,
+}
+
+impl Saver {
+    /// `None`: the job has no folder for checkpoints. Tells which are there.
+    pub fn start(job: &JobSpec, worker: &WorkerKey, outbox: &Arc<Outbox>) -> Option<Self> {
+        let store = Store::new(job.checkpoint.folder(&job.name)?);
+        tell_known(&store, outbox);
+        let (snapshots, orders) = sync_channel(1);
+        let (give_back, returned) = channel();
+        let writer = Writer {
+            store,
+            keep: job.checkpoint.keep as usize,
+            name: writer_name(worker),
+            outbox: Arc::clone(outbox),
+            returned: give_back,
+        };
+        let thread = std::thread::Builder::new().name("checkpoint".to_owned());
+        let thread = thread.spawn(move || orders.iter().for_each(|snapshot| writer.write(snapshot)));
+        let thread = thread.inspect_err(|error| warn!(%error, "no thread to write checkpoints with"));
+        Some(Self {
+            every: job.checkpoint.every_steps,
+            last: Step(job.run.steps),
+            spare: Some(Vec::new()),
+            returned,
+            snapshots: Some(snapshots),
+            thread: thread.ok(),
+        })
+    }
+
+    /// Whether there shall be a checkpoint of `step`: every so many steps, and of the last one.
+    pub fn is_due(&self, step: Step) -> bool {
+        self.every > 0 && (step.0.is_multiple_of(self.every) || step == self.last)
+    }
+
+    /// Whether nothing is being written. A rank that is not ready keeps all from making this checkpoint: without its part
+    /// it would never be complete. The last step's waits for its turn.
+    pub fn is_ready(&mut self, step: Step) -> bool {
+        self.spare = self.spare.take().or_else(|| self.returned.try_recv().ok());
+        self.spare.is_some() || step == self.last
+    }
+
+    /// Memory to copy into, the same as before once it has been written.
+    pub fn memory(&mut self) -> Vec<u8> {
+        let mut memory = self.spare.take().unwrap_or_default();
+        memory.clear();
+        memory
+    }
+
+    pub fn write(&self, snapshot: Snapshot) {
+        let step = snapshot.heading.step;
+        let sent = self.snapshots.as_ref().map(|snapshots| snapshots.try_send(snapshot));
+        if !matches!(sent, Some(Ok(()))) {
+            warn!(%step, "the thread that writes checkpoints is gone");
+        }
+    }
+}
+
+impl Drop for Saver {
+    fn drop(&mut self) {
+        self.snapshots = None;
+        if let Some(thread) = self.thread.take() {
+            let _its_panic_was_told = thread.join();
+        }
+    }
+}
+
+impl Writer {
+    fn write(&self, mut snapshot: Snapshot) {
+        let (id, begun) = (snapshot.heading.id(), Instant::now());
+        let mut told = begun;
+        let result = self.store.write(&snapshot, &self.name, |done, total| {
+            if told.elapsed() >= TELL_EVERY && done < total {
+                told = Instant::now();
+                info!(step = %id.step, done, total, "writing a checkpoint");
+            }
+        });
+        let took_ms = begun.elapsed().as_millis() as u64;
+        match result {
+            Ok(written) => {
+                let (bytes, linked) = (written.bytes, written.linked);
+                info!(step = %id.step, bytes, linked, took_ms, complete = written.complete, "checkpoint written");
+                if written.complete {
+                    self.completed();
+                }
+            }
+            Err(error) => {
+                warn!(step = %id.step, %error, "no checkpoint; training goes on");
+                self.outbox.push(Report::NoCheckpoint { step: id.step, reason: error.to_string() });
+            }
+        }
+        // Nobody takes it any more when the rank ends.
+        let _ = self.returned.send(std::mem::take(&mut snapshot.state));
+    }
+
+    fn completed(&self) {
+        match self.store.prune(self.keep) {
+            Ok(0) => {}
+            Ok(removed) => info!(removed, "older checkpoints removed"),
+            Err(error) => warn!(%error, "older checkpoints cannot be removed"),
+        }
+        tell_known(&self.store, &self.outbox);
+    }
+}
+
+fn tell_known(store: &Store, outbox: &Outbox) {
+    match store.complete_ids() {
+        Ok(ids) if ids.is_empty() => {}
+        Ok(ids) => outbox.push(Report::Checkpoints(ids)),
+        Err(error) => warn!(%error, "the checkpoints that are there are not known"),
+    }
+}
+
+/// Nobody else is called so, and a folder may.
+fn writer_name(worker: &WorkerKey) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
+    let gpu: String = worker.gpu.0.chars().map(plain).collect();
+    format!("{gpu}-{}", worker.incarnation)
+}
+
+/// Where a checkpoint of the job lies.
+pub fn folder_of(job: &JobSpec, id: &CheckpointId) -> Option<PathBuf> {
+    Some(PathBuf::from(job.checkpoint.folder(&job.name)?).join(id.to_string()))
+}
+
+/// Why this rank could not take its part out of a checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error("checkpoint: {folder} is of step {found}, and step {wanted} is to be resumed from")]
+    OtherStep { folder: String, found: Step, wanted: Step },
+}
