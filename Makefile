@@ -12,16 +12,19 @@ PROGRAMS = -p reknit -p reknitd -p reknit-agent -p reknit-worker -p reknit-simdr
 # How long `make fuzz` tries each target.
 SECONDS ?= 60
 
+# Where `make bench-peers` puts PyTorch and torchft.
+PEERS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/reknit/peers
+
 # What `make soak` simulates.
 SEEDS ?= 10000
 START ?= 0
 TRACE ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test bench chaos fuzz soak fmt lint
+.PHONY: help setup build demo test bench bench-peers chaos fuzz soak fmt lint
 
 help: ## Say what each command does
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Install what the build needs and is not there yet
 	@.ci/setup
@@ -42,11 +45,18 @@ test: setup ## Check format, lints, purity and documents, then run every test an
 	$(CARGO) test --workspace --locked
 	CARGO=$(CARGO) .ci/fuzz 10
 
-bench: setup ## Measure what agent and daemon cost and how soon faults are reported; some minutes
+bench: build ## Measure agent, daemon, trainer and recoveries; some minutes
 	@$(CARGO) bench -p reknit-agent --locked
-	@$(CARGO) build --release --locked -p reknit -p reknitd >&2
 	@$(TARGET)/release/reknit bench daemon --resting
 	@$(TARGET)/release/reknit bench daemon $(ARGS)
+	@$(TARGET)/release/reknit bench train --tensor 1,2
+	@$(TARGET)/release/reknit bench recovery
+
+bench-peers: build ## Measure Reknit beside PyTorch, torchrun and torchft, which it installs (4 GB); an hour; see docs/benchmarks.md
+	@tests/peers/setup "$(PEERS)"
+	@$(CARGO) build --release --locked -p reknit-worker --example bench_step >&2
+	@"$(PEERS)/venv/bin/python" tests/peers/bench.py --reknit $(TARGET)/release/reknit \
+		--bench-step $(TARGET)/release/examples/bench_step $(ARGS)
 
 chaos: setup ## Kill the daemon a hundred times while a job trains and loses workers; about a minute
 	$(CARGO) build --workspace --locked

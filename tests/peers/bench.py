@@ -7,8 +7,10 @@ Each comparison takes turns: ours, theirs, ours, theirs. What is compared are me
 
 import argparse
 import json
+import os
 import pathlib
 import platform
+import re
 import signal
 import statistics
 import subprocess
@@ -23,6 +25,7 @@ from model import SHAPES
 
 SHAPE = "10m"
 EVERY = 10
+SIZES = "4KiB,1MiB,64MiB"
 
 THEIRS_ALONE = """\
 What the peers do and Reknit does not:
@@ -101,14 +104,14 @@ class Bench:
         for round_ in range(self.args.rounds):
             say(f"all-reduce, round {round_ + 1} of {self.args.rounds}")
             for points, answer in (
-                (ours, self.reknit("plane", "--ranks", "2,4", "--sizes", "4KiB,1MiB,64MiB")),
-                (theirs, self.peer("allreduce.py")),
+                # Shared memory is what ranks of one node use.
+                (ours, self.reknit("plane", "--ranks", "2,4", "--sizes", SIZES, "--transport", "shm")),
+                (theirs, self.peer("allreduce.py", "--ranks", "2,4", "--sizes", SIZES)),
             ):
-                for point in all_reduce_points(answer):
-                    points.setdefault((point["ranks"], point["bytes"]), []).append(point["median_us"])
+                for point in answer["points"]:
+                    if point.get("exchange", "all_reduce") == "all_reduce":
+                        points.setdefault((point["ranks"], point["bytes"]), []).append(point["median_us"])
         for ranks, size in sorted(theirs):
-            if (ranks, size) not in ours:
-                raise SystemExit(f"reknit bench plane did not measure {size} bytes of {ranks} ranks")
             mine, gloo = statistics.median(ours[ranks, size]), statistics.median(theirs[ranks, size])
             self.keep("all_reduce", f"{ranks}/{size}", {"reknit_us": mine, "gloo_us": gloo, "ratio": gloo / mine})
             name = f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
@@ -237,7 +240,7 @@ class Bench:
         ours, ddp, ft = [], [], []
         for round_ in range(self.args.rounds):
             say(f"overhead, round {round_ + 1} of {self.args.rounds}")
-            ours.append(self.reknit("train", "--orchestration")["orchestration"])
+            ours.append(orchestration(self.args.bench_step))
             steps = 2 * MEASURED
             with folder() as path, Ddp(path, 2, SHAPE, steps) as job:
                 job.finish()
@@ -245,9 +248,9 @@ class Bench:
             with folder() as path, Torchft(path, 2, DEFAULT, SHAPE) as job:
                 job.settle(2, steps)
                 ft.append(statistics.median(step_ms(job.log.read(), 0, 2)[SETTLED_STEPS:]))
-        mine = statistics.median(run["overhead_percent"] for run in ours)
+        mine = statistics.median(ours)
         theirs = (statistics.median(ft) / statistics.median(ddp) - 1) * 100
-        self.keep("overhead", "reknit", ours)
+        self.keep("overhead", "reknit", {"overhead_percent": mine, "each": ours})
         self.keep("overhead", "torchft", {"ddp_step_ms": ddp, "torchft_step_ms": ft, "overhead_percent": theirs})
         self.row(
             "orchestration, % of a step, against torchft over DDP", f"{mine:.1f}", f"{theirs:.1f}", "", "<= 1",
@@ -280,14 +283,13 @@ def rate(lines, rank, since):
     return tokens / (steps[-1]["at"] - steps[0]["at"])
 
 
-def all_reduce_points(answer):
-    """Of ours only the transport that a node's ranks use."""
-    points = answer["points"]
-    if "backend" in answer:
-        return points
-    of_node = [point for point in points if point.get("op", "all_reduce") == "all_reduce"]
-    wanted = [point for point in of_node if point.get("transport", "shm") == "shm"]
-    return wanted or of_node
+def orchestration(program):
+    """What pace, vote, session and reports add to a step, in percent: told by the last line of the worker's own bench."""
+    done = subprocess.run([program], stdout=subprocess.PIPE, text=True, check=True)
+    found = re.search(r"orchestrated .*: ([+-][0-9.]+)%", done.stdout.splitlines()[-1])
+    if not found:
+        raise SystemExit(f"{program} does not say what orchestration costs: {done.stdout.splitlines()[-1]}")
+    return float(found[1])
 
 
 def same_model(ours, theirs):
@@ -311,6 +313,7 @@ def main():
     sections = ["trainer", "all_reduce", "overhead", "recovery", "frozen", "leave"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reknit", required=True, help="the program `reknit`, with the others of its build beside it")
+    parser.add_argument("--bench-step", required=True, help="the example of that name of reknit-worker, built")
     parser.add_argument("--only", default=",".join(sections), help="of " + ",".join(sections))
     parser.add_argument("--rounds", type=int, default=3, help="of each comparison that takes turns")
     parser.add_argument("--kills", type=int, default=20, help="workers to lose in each setting")
@@ -326,7 +329,7 @@ def main():
     bench = Bench(args)
     versions = {"python": platform.python_version(), "torch": torch.__version__, "torchft": version("torchft")}
     bench.keep("machine", "versions", versions)
-    bench.keep("machine", "cores", len(__import__("os").sched_getaffinity(0)))
+    bench.keep("machine", "cores", len(os.sched_getaffinity(0)))
     for section in sections:
         if section in args.only.split(","):
             getattr(bench, section)()
