@@ -84,6 +84,17 @@ def ft(args, shape):
     """Each replica always computes the same share: while one is away, the global batch is smaller."""
     from torchft import DistributedDataParallel, Manager, ProcessGroupGloo
 
+    class Parallel(DistributedDataParallel):
+        @staticmethod
+        def _comm_hook(manager, bucket):
+            """As torchft 0.2.0 has it, but for an assertion: when gloo tells of a lost peer, it ends the survivors."""
+            values = bucket.buffer()
+            # A failure is noted by the manager, which then does not let the step be committed.
+            manager.allreduce(values).wait()
+            done = torch.futures.Future()
+            done.set_result(values)
+            return done
+
     replica, replicas = int(os.environ["REPLICA"]), int(os.environ["REPLICAS"])
     log = Log(args.log, replica)
     log.say("started", STARTED)
@@ -117,7 +128,7 @@ def ft(args, shape):
         hostname="127.0.0.1",
         replica_id=f"replica_{replica}",
     )
-    parallel = DistributedDataParallel(manager, model)
+    parallel = Parallel(manager, model)
     while manager.current_step() < args.steps:
         manager.start_quorum()
         optimizer.zero_grad(set_to_none=False)
