@@ -146,7 +146,7 @@ class Torchft:
         timeouts = self.timeouts
         self.processes[replica] = Process(
             [
-                sys.executable, str(HERE / "trainer.py"), "ft", "--shape", self.shape, "--log", str(self.log.path),
+                sys.executable, str(HERE / "trainer.py"), "ft", "--shape", self.shape, "--events", str(self.log.path),
                 "--steps", str(self.steps), "--timeout", str(timeouts.timeout),
                 "--group-timeout", str(timeouts.group_timeout), "--heartbeat-ms", str(timeouts.heartbeat_ms),
             ],
@@ -220,7 +220,7 @@ class Ddp:
             Process(
                 [
                     sys.executable, str(HERE / "trainer.py"), "ddp", "--shape", shape, "--steps", str(steps),
-                    "--log", str(self.log.path),
+                    "--events", str(self.log.path),
                 ],
                 folder / f"rank-{rank}.log",
                 RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
@@ -250,7 +250,7 @@ class Torchrun:
         self.process = Process(
             [
                 str(torchrun), "--standalone", "--nproc-per-node", str(ranks), "--max-restarts", "100000",
-                str(HERE / "trainer.py"), "ddp", "--shape", shape, "--log", str(self.log.path),
+                str(HERE / "trainer.py"), "ddp", "--shape", shape, "--events", str(self.log.path),
                 "--checkpoint", str(folder / "checkpoint.pt"), "--every", str(every),
             ],
             folder / "torchrun.log",
@@ -273,7 +273,10 @@ class Torchrun:
 
     def settle(self, after=0.0):
         """Waits for steps beyond the first checkpoint, by all ranks; knows their processes then."""
+
         def settled(lines):
+            if self.process.child.poll() is not None:
+                raise Hangs("torchrun has ended by itself")
             steps = [steps_of(lines, rank, after) for rank in range(self.ranks)]
             if min(map(len, steps)) < self.every + SETTLED:
                 return None

@@ -6,7 +6,7 @@
     trainer.py ft   --shape 10m            a replica of torchft, as its documentation has it: manager, gloo, state
                                            fetched over HTTP. REPLICA, REPLICAS and TORCHFT_LIGHTHOUSE say who it is.
 
-It says what happens as lines of JSON in the file --log, each with the time on the machine's monotonic clock:
+It says what happens as lines of JSON in the file --events, each with the time on the machine's monotonic clock:
 {"what": "started" | "up" | "step", "at", "pid", "rank", "step", "participants"}. "up" is said when Python, PyTorch, model
 and optimizer are there; "step" when the optimizer has applied it.
 """
@@ -53,7 +53,7 @@ def apply(model, optimizer):
 def ddp(args, shape):
     """The global batch is divided among the ranks."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    log = Log(args.log, rank)
+    log = Log(args.events, rank)
     log.say("started", STARTED)
     model, tokens = build(shape), tokens_of(shape).tensor_split(world)[rank]
     optimizer = adamw(model)
@@ -96,7 +96,7 @@ def ft(args, shape):
             return done
 
     replica, replicas = int(os.environ["REPLICA"]), int(os.environ["REPLICAS"])
-    log = Log(args.log, replica)
+    log = Log(args.events, replica)
     log.say("started", STARTED)
     model, tokens = build(shape), tokens_of(shape).tensor_split(replicas)[replica]
     optimizer = adamw(model)
@@ -145,7 +145,7 @@ def main():
     parser.add_argument("--shape", choices=SHAPES, default="10m")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=1_000_000)
-    parser.add_argument("--log", default="/dev/stdout")
+    parser.add_argument("--events", default="/dev/stdout")
     parser.add_argument("--checkpoint", help="ddp: the file that is written and read")
     parser.add_argument("--every", type=int, default=10, help="ddp: steps between checkpoints")
     parser.add_argument("--timeout", type=float, default=60.0, help="ft: the manager's, in seconds")
