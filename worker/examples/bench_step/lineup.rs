@@ -49,8 +49,8 @@ data = {data}
 tensor = {tensor}
 min_tensor = 1
 [batch]
-global = 12
-micro = 12
+global = 6
+micro = 6
 [optimizer]
 lr = 1e-5
 warmup_steps = 5
@@ -149,11 +149,13 @@ pub(crate) struct Rank {
     job: Arc<JobSpec>,
     shard: Shard<f32>,
     team: Team<f32>,
-    /// The sums without the hand-over; `None` where nothing is handed over.
+    /// The sums without the hand-over; `None` where no group hands over anything.
     alone: Option<Exchange<f32>>,
     parcels: Vec<Parcel>,
     batch: Batch,
     step: Step,
+    /// It ends when it is dropped.
+    _plane: Arc<dyn Plane>,
 }
 
 pub(crate) fn line_up(data: u32, tensor: u32, lost: bool, link: f64) -> Vec<Rank> {
@@ -165,7 +167,7 @@ pub(crate) fn line_up(data: u32, tensor: u32, lost: bool, link: f64) -> Vec<Rank
             .iter()
             .map(|(place, worker, plane)| {
                 let (job, orders) = (&job, &orders);
-                scope.spawn(move || Rank::join(job, orders, *place, worker, plane))
+                scope.spawn(move || Rank::join(job, orders, lost, *place, worker, plane))
             })
             .collect();
         joining.into_iter().map(|rank| rank.join().expect("a rank could not join")).collect()
@@ -176,6 +178,7 @@ impl Rank {
     fn join(
         job: &Arc<JobSpec>,
         orders: &Orders,
+        lost: bool,
         place: Place,
         worker: &WorkerKey,
         plane: &Arc<dyn Plane>,
@@ -198,7 +201,7 @@ impl Rank {
         let layout = &orders.plan.layout;
         let sync = SyncPlan::new(layout, place).expect("it trains");
         let parcels = Parcel::all::<f32>(&job.model, &sync, PARCEL_BYTES).expect("the layout is sound");
-        let alone = parcels.iter().any(|parcel| parcel.crossing).then(|| {
+        let alone = lost.then(|| {
             let groups =
                 SumGroups { handover: None, giveback: None, ..join(Epoch(2)).exchange.into_groups() };
             let mut parcels = parcels.clone();
@@ -224,6 +227,7 @@ impl Rank {
                 seed: 1,
             },
             step: Step(0),
+            _plane: Arc::clone(plane),
         }
     }
 
@@ -233,8 +237,7 @@ impl Rank {
         1.0 - columns.last().unwrap_or(&0.0) / columns.iter().sum::<f64>()
     }
 
-    /// The time of the step and of its backward pass.
-    pub(crate) fn step(&mut self, way: Way) -> (Duration, Duration) {
+    pub(crate) fn step(&mut self, way: Way) -> Times {
         let Self { job, shard, team, alone, batch, .. } = self;
         let begun = Instant::now();
         shard.zero_gradients();
@@ -256,6 +259,7 @@ impl Rank {
         };
         let Timed { tensor, backward } = timed;
         let backward = backward.elapsed();
+        let passed = Instant::now();
         let norm = match way {
             Way::Under | Way::After | Way::Alone => {
                 exchange.finish(shard, tensor).expect("the sum succeeds");
@@ -264,11 +268,22 @@ impl Rank {
             Way::Without if team.speaks_for_norm => shard.gradient_norm_squared(false),
             Way::Without => 0.0,
         };
+        let sums_took = passed.elapsed();
         let sums = team.sum(vec![norm, loss]).expect("the vote succeeds");
         self.step.0 += 1;
         shard.apply(self.step, &job.optimizer, sums[0]);
-        (begun.elapsed(), backward)
+        Times { way, step: begun.elapsed(), backward, sums: sums_took }
     }
+}
+
+/// How long a step and parts of it took.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Times {
+    pub(crate) way: Way,
+    pub(crate) step: Duration,
+    pub(crate) backward: Duration,
+    /// From the end of the backward pass until all sums are there.
+    pub(crate) sums: Duration,
 }
 
 /// Notes when the backward pass begins.

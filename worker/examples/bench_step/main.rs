@@ -9,7 +9,7 @@ mod lineup;
 mod link;
 mod orchestrated;
 
-use lineup::{Orders, Rank, hire, job, line_up};
+use lineup::{Orders, Rank, Times, hire, job, line_up};
 use orchestrated::Orchestrated;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
@@ -32,7 +32,9 @@ fn main() {
     let mut args = std::env::args().skip(1);
     let rounds = args.next().map_or(15, |text| text.parse().expect("ROUNDS is a number"));
     let link = args.next().map_or(0.0, |text| text.parse().expect("LINK is a number"));
-    println!("layout        under    after  without  backward | hidden  can be | hand-over of backward");
+    println!(
+        "medians in ms        step: under, after, without | sums after backward: under, after | hidden of can be"
+    );
     for (name, data, tensor, lost) in
         [("2x2", 2, 2, false), ("3x1", 3, 1, false), ("2x2 minus 1", 2, 2, true), ("2x3 minus 1", 2, 3, true)]
     {
@@ -42,18 +44,26 @@ fn main() {
             ways.push(Way::Alone);
         }
         let times = measure(&mut ranks, &ways, rounds);
-        let ms = |way: Way| median(times.iter().filter(|(of, ..)| *of == way).map(|(_, step, _)| *step));
-        let backward =
-            median(times.iter().filter(|(of, ..)| *of == Way::Without).map(|(.., backward)| *backward));
-        let (under, after, without) = (ms(Way::Under), ms(Way::After), ms(Way::Without));
-        let hidden = (after - under) / (after - without);
+        let of = |way: Way, what: fn(&Times) -> Duration| {
+            median(times.iter().filter(|times| times.way == way).map(what))
+        };
+        let step = |way| of(way, |times| times.step);
+        let sums = |way| of(way, |times| times.sums);
+        let hidden = 1.0 - sums(Way::Under) / sums(Way::After);
         print!(
-            "{name:12} {under:6.1} {after:8.1} {without:8.1} {backward:9.1} | {:5.0}% {:6.0}%",
+            "{name:12} {:12.1} {:7.1} {:7.1} | {:20.1} {:7.1} | {:5.0}% of {:.0}%",
+            step(Way::Under),
+            step(Way::After),
+            step(Way::Without),
+            sums(Way::Under),
+            sums(Way::After),
             hidden * 100.0,
             ranks[0].hideable() * 100.0
         );
         if lost {
-            print!(" | {:5.1}%", (under - ms(Way::Alone)) / backward * 100.0);
+            let backward = of(Way::Alone, |times| times.backward);
+            let longer = step(Way::Under) - step(Way::Alone);
+            print!("; hand-over {longer:+.1} ms, {:+.1}% of backward", longer / backward * 100.0);
         }
         println!();
     }
@@ -90,7 +100,7 @@ fn orchestration(rounds: usize) {
                         start.wait();
                         let with = rank.step();
                         start.wait();
-                        let (without, _) = bare.step(Way::Under);
+                        let without = bare.step(Way::Under).step;
                         if round >= 2 {
                             times.push((with, without));
                         }
@@ -112,8 +122,8 @@ fn orchestration(rounds: usize) {
     println!("2x2, orchestrated {with:.1} ms, bare {without:.1} ms: {overhead:+.1}%");
 }
 
-/// Of every step that the first rank took: how, its time, and that of its backward pass.
-fn measure(ranks: &mut [Rank], ways: &[Way], rounds: usize) -> Vec<(Way, Duration, Duration)> {
+/// Every step that the first rank took.
+fn measure(ranks: &mut [Rank], ways: &[Way], rounds: usize) -> Vec<Times> {
     let start = Barrier::new(ranks.len());
     std::thread::scope(|scope| {
         let running: Vec<_> = ranks
@@ -125,10 +135,10 @@ fn measure(ranks: &mut [Rank], ways: &[Way], rounds: usize) -> Vec<(Way, Duratio
                     for round in 0..rounds + 2 {
                         for way in ways {
                             start.wait();
-                            let (step, backward) = rank.step(*way);
+                            let step = rank.step(*way);
                             // The first ones find the memory unmapped.
                             if round >= 2 {
-                                times.push((*way, step, backward));
+                                times.push(step);
                             }
                         }
                     }
