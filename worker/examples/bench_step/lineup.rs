@@ -154,7 +154,8 @@ pub(crate) struct Rank {
     parcels: Vec<Parcel>,
     batch: Batch,
     step: Step,
-    /// It ends when it is dropped.
+    /// They end when they are dropped.
+    _idle: Vec<Communicator>,
     _plane: Arc<dyn Plane>,
 }
 
@@ -201,9 +202,12 @@ impl Rank {
         let layout = &orders.plan.layout;
         let sync = SyncPlan::new(layout, place).expect("it trains");
         let parcels = Parcel::all::<f32>(&job.model, &sync, PARCEL_BYTES).expect("the layout is sound");
+        let mut idle = Vec::new();
         let alone = lost.then(|| {
-            let groups =
-                SumGroups { handover: None, giveback: None, ..join(Epoch(2)).exchange.into_groups() };
+            let Team { tensor, exchange, .. } = join(Epoch(2));
+            let groups = exchange.into_groups();
+            idle.extend([Some(tensor), groups.handover, groups.giveback].into_iter().flatten());
+            let groups = SumGroups { column: groups.column, ..SumGroups::default() };
             let mut parcels = parcels.clone();
             for parcel in &mut parcels {
                 parcel.crossing = false;
@@ -227,6 +231,7 @@ impl Rank {
                 seed: 1,
             },
             step: Step(0),
+            _idle: idle,
             _plane: Arc::clone(plane),
         }
     }

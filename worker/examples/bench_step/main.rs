@@ -122,7 +122,8 @@ fn orchestration(rounds: usize) {
     println!("2x2, orchestrated {with:.1} ms, bare {without:.1} ms: {overhead:+.1}%");
 }
 
-/// Every step that the first rank took.
+/// Every step: as long as the slowest rank took, and the sums as long as the rank that came to them last, which waits
+/// for no other's computing.
 fn measure(ranks: &mut [Rank], ways: &[Way], rounds: usize) -> Vec<Times> {
     let start = Barrier::new(ranks.len());
     std::thread::scope(|scope| {
@@ -146,8 +147,17 @@ fn measure(ranks: &mut [Rank], ways: &[Way], rounds: usize) -> Vec<Times> {
                 })
             })
             .collect();
-        let mut times: Vec<_> = running.into_iter().map(|rank| rank.join().expect("a rank failed")).collect();
-        times.swap_remove(0)
+        let ranks = running.into_iter().map(|rank| rank.join().expect("a rank failed"));
+        let together = |all: Vec<Times>, one: Vec<Times>| {
+            let steps = all.into_iter().zip(one).map(|(all, one)| Times {
+                way: all.way,
+                step: all.step.max(one.step),
+                backward: all.backward.max(one.backward),
+                sums: all.sums.min(one.sums),
+            });
+            steps.collect()
+        };
+        ranks.reduce(together).expect("there are ranks")
     })
 }
 
