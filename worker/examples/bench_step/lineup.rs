@@ -277,7 +277,7 @@ impl Rank {
         let sums = team.sum(vec![norm, loss]).expect("the vote succeeds");
         self.step.0 += 1;
         shard.apply(self.step, &job.optimizer, sums[0]);
-        Times { way, step: begun.elapsed(), backward, sums: sums_took }
+        Times { way, step: begun.elapsed(), backward, sums: sums_took, processor: Duration::ZERO }
     }
 }
 
@@ -289,6 +289,8 @@ pub(crate) struct Times {
     pub(crate) backward: Duration,
     /// From the end of the backward pass until all sums are there.
     pub(crate) sums: Duration,
+    /// Of all ranks together.
+    pub(crate) processor: Duration,
 }
 
 /// Notes when the backward pass begins.

@@ -1,9 +1,10 @@
 //! What a step costs beside its computing, at about 10 million parameters: how much of the sum over replicas is hidden
 //! under the backward pass, what the hand-over to column hosts adds, and what orchestration adds. Ranks are threads of
-//! this process over the real host plane. The ways to take a step alternate, and every figure is a ratio of medians of one run.
+//! this process over the real host plane, so they share its processors: of what is not waiting, processor time tells
+//! more than the clock. The ways to take a step alternate, and every figure is of medians of one run.
 //!
-//! `cargo run --release -p reknit-worker --example bench_step [-- ROUNDS [LINK]]`: LINK is the rate in MB/s of a
-//! pretended link between replicas that takes no processor, as on a cluster; 0 for none.
+//! `cargo run --release -p reknit-worker --example bench_step -- sums|orchestration [ROUNDS [LINK]]`: LINK is the rate in
+//! MB/s of a pretended link between replicas that takes no processor, as on a cluster; 0 for none.
 
 mod lineup;
 mod link;
@@ -30,8 +31,17 @@ enum Way {
 
 fn main() {
     let mut args = std::env::args().skip(1);
+    let what = args.next().expect("what to measure: sums or orchestration");
     let rounds = args.next().map_or(15, |text| text.parse().expect("ROUNDS is a number"));
     let link = args.next().map_or(0.0, |text| text.parse().expect("LINK is a number"));
+    match what.as_str() {
+        "sums" => sums(rounds, link),
+        "orchestration" => orchestration(rounds),
+        other => panic!("{other} is neither sums nor orchestration"),
+    }
+}
+
+fn sums(rounds: usize, link: f64) {
     println!(
         "medians in ms        step: under, after, without | sums after backward: under, after | hidden of can be"
     );
@@ -61,13 +71,19 @@ fn main() {
             ranks[0].hideable() * 100.0
         );
         if lost {
+            let processor = |way| of(way, |times| times.processor);
             let backward = of(Way::Alone, |times| times.backward);
-            let longer = step(Way::Under) - step(Way::Alone);
-            print!("; hand-over {longer:+.1} ms, {:+.1}% of backward", longer / backward * 100.0);
+            let longer = (step(Way::Under) - step(Way::Alone)) / backward;
+            // Of a step about two thirds are backward.
+            let costs = (processor(Way::Under) / processor(Way::Alone) - 1.0) * 1.5;
+            print!(
+                "; hand-over {:+.1}% of backward, {:+.1}% of its processor time",
+                longer * 100.0,
+                costs * 100.0
+            );
         }
         println!();
     }
-    orchestration(rounds);
 }
 
 /// The same step with and without what a worker does around it, the session's thread looking on.
@@ -80,7 +96,7 @@ fn orchestration(rounds: usize) {
     let orders = Orders::new(&job, &members);
     let mut bare = line_up(2, 2, false, 0.0);
     let (start, over) = (Barrier::new(members.len()), AtomicBool::new(false));
-    let times: Vec<(Duration, Duration)> = std::thread::scope(|scope| {
+    let times: Vec<_> = std::thread::scope(|scope| {
         let running: Vec<_> = members
             .iter()
             .zip(&mut bare)
@@ -96,11 +112,14 @@ fn orchestration(rounds: usize) {
                         }
                     });
                     let mut times = Vec::new();
-                    for round in 0..rounds * 3 + 2 {
-                        start.wait();
-                        let with = rank.step();
-                        start.wait();
-                        let without = bare.step(Way::Under).step;
+                    for round in 0..rounds + 2 {
+                        let [with, without] = [true, false].map(|orchestrated| {
+                            start.wait();
+                            let begun = processor_time();
+                            let step = if orchestrated { rank.step() } else { bare.step(Way::Under).step };
+                            start.wait();
+                            (step, processor_time() - begun)
+                        });
                         if round >= 2 {
                             times.push((with, without));
                         }
@@ -116,10 +135,27 @@ fn orchestration(rounds: usize) {
         times.swap_remove(0)
     });
     let _ = std::fs::remove_file(text);
-    let with = median(times.iter().map(|(with, _)| *with));
-    let without = median(times.iter().map(|(_, without)| *without));
-    let overhead = (with - without) / without * 100.0;
-    println!("2x2, orchestrated {with:.1} ms, bare {without:.1} ms: {overhead:+.1}%");
+    let [with, without, with_processor, without_processor] = [
+        median(times.iter().map(|(with, _)| with.0)),
+        median(times.iter().map(|(_, without)| without.0)),
+        median(times.iter().map(|(with, _)| with.1)),
+        median(times.iter().map(|(_, without)| without.1)),
+    ];
+    println!(
+        "2x2, a step with orchestration {with:.1} ms, without {without:.1} ms: {:+.1}%; processor time {:+.1}%",
+        (with / without - 1.0) * 100.0,
+        (with_processor / without_processor - 1.0) * 100.0
+    );
+}
+
+/// Of all threads of this process since they began.
+fn processor_time() -> Duration {
+    let threads = std::fs::read_dir("/proc/self/task").expect("this is Linux");
+    let spent = threads.filter_map(|thread| {
+        let text = std::fs::read_to_string(thread.ok()?.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<u64>().ok()
+    });
+    Duration::from_nanos(spent.sum())
 }
 
 /// Every step: as long as the slowest rank took, and the sums as long as the rank that came to them last, which waits
@@ -136,7 +172,10 @@ fn measure(ranks: &mut [Rank], ways: &[Way], rounds: usize) -> Vec<Times> {
                     for round in 0..rounds + 2 {
                         for way in ways {
                             start.wait();
-                            let step = rank.step(*way);
+                            let begun = processor_time();
+                            let mut step = rank.step(*way);
+                            start.wait();
+                            step.processor = processor_time() - begun;
                             // The first ones find the memory unmapped.
                             if round >= 2 {
                                 times.push(step);
@@ -153,6 +192,7 @@ fn measure(ranks: &mut [Rank], ways: &[Way], rounds: usize) -> Vec<Times> {
                 way: all.way,
                 step: all.step.max(one.step),
                 backward: all.backward.max(one.backward),
+                processor: all.processor,
                 sums: all.sums.min(one.sums),
             });
             steps.collect()
