@@ -195,10 +195,9 @@ impl<T: Real + Element> Control<'_, T> {
             Err(RankError::Load(error)) => {
                 warn!(%epoch, %error, "cannot prepare");
                 self.stop_quietly();
-                self.desk.outbox.push(Report::NoCheckpoint {
-                    step: prepare.resume_step,
-                    reason: error.to_string(),
-                });
+                self.desk
+                    .outbox
+                    .push(Report::NoCheckpoint { step: prepare.resume_step, reason: error.to_string() });
             }
             Err(error) => {
                 warn!(%epoch, %error, "cannot prepare");

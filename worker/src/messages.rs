@@ -80,16 +80,35 @@ pub struct StepVote {
 
 #[derive(Debug)]
 pub enum Report {
-    PlaneFailed { epoch: Epoch, reason: String, peer: Option<WorkerKey> },
+    PlaneFailed {
+        epoch: Epoch,
+        reason: String,
+        peer: Option<WorkerKey>,
+    },
     Quiesced(WorkerState),
-    Ready { epoch: Epoch, step: Step, replicated_digest: String },
-    PrepareFailed { epoch: Epoch, reason: String, peer: Option<WorkerKey> },
+    Ready {
+        epoch: Epoch,
+        step: Step,
+        replicated_digest: String,
+    },
+    PrepareFailed {
+        epoch: Epoch,
+        reason: String,
+        peer: Option<WorkerKey>,
+    },
     Committed(Committed),
-    Completed { epoch: Epoch, step: Step, replicated_digest: String },
+    Completed {
+        epoch: Epoch,
+        step: Step,
+        replicated_digest: String,
+    },
     /// The complete ones, the last written first.
     Checkpoints(Vec<CheckpointId>),
     /// This worker's part of it could not be written or read.
-    NoCheckpoint { step: Step, reason: String },
+    NoCheckpoint {
+        step: Step,
+        reason: String,
+    },
 }
 
 /// One step was committed by this worker.

@@ -231,7 +231,9 @@ impl<T: Real + Element> Rank<T> {
                 vote = loaded.1;
                 Some(loaded.0)
             }
-            (Some(owned), None) if prepare.fresh => Some(Shard::init(model, self.setting.job.run.seed, &owned)),
+            (Some(owned), None) if prepare.fresh => {
+                Some(Shard::init(model, self.setting.job.run.seed, &owned))
+            }
             (Some(owned), None) if held.is_some_and(|held| *held.owned() == owned) => None,
             (Some(owned), None) => Some(Shard::rebuild(model, &owned, held, &received)?),
         };
@@ -364,7 +366,9 @@ impl<T: Real + Element> Rank<T> {
             info!(%step, reason, "no checkpoint");
             return;
         }
-        let (Some(saver), Some(team), Some(shard)) = (&mut self.saver, &self.team, &self.shard) else { return };
+        let (Some(saver), Some(team), Some(shard)) = (&mut self.saver, &self.team, &self.shard) else {
+            return;
+        };
         let begun = Instant::now();
         let trains = |replica: &usize| team.layout.batch[*replica] > 0;
         let training: Vec<usize> = (0..team.layout.batch.len()).filter(trains).collect();
@@ -382,7 +386,8 @@ impl<T: Real + Element> Rank<T> {
                 pieces.push((Some(axis), units));
             }
         }
-        let vote = self.vote.map(|StepVote { grad_norm_squared, loss }| SavedVote { grad_norm_squared, loss });
+        let vote =
+            self.vote.map(|StepVote { grad_norm_squared, loss }| SavedVote { grad_norm_squared, loss });
         let heading = Heading::new(&self.setting.job, step, shard.replicated_digest(), vote);
         let bytes = state.len();
         saver.write(Snapshot { heading, pieces, state });

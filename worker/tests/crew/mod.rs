@@ -231,7 +231,10 @@ impl<T: Real + Element> Crew<T> {
                         seat.trigger.commits.add();
                         done.push((seat.place.replica.0, step.committed));
                     }
-                    Err(error) => return (done, Some(error.to_string())),
+                    Err(error) => {
+                        println!("{}: {error}", seat.place);
+                        return (done, Some(error.to_string()));
+                    }
                 }
             }
             (done, None)
@@ -271,7 +274,12 @@ impl<T: Real + Element> Crew<T> {
     /// The same from a checkpoint, whatever is held.
     pub(crate) fn restore(&mut self, folder: &Path, step: Step) -> Result<Plan, String> {
         let orders = self.plan(true)?;
-        let plan = self.carry_out(Orders { resume_step: step, vote: None, checkpoint: Some(folder.into()), ..orders })?;
+        let plan = self.carry_out(Orders {
+            resume_step: step,
+            vote: None,
+            checkpoint: Some(folder.into()),
+            ..orders
+        })?;
         self.committed = step;
         self.losses.resize(step.0 as usize, f64::NAN);
         self.samples.retain(|of, _| *of <= step);
