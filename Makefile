@@ -45,10 +45,11 @@ test: setup ## Check format, lints, purity and documents, then run every test an
 	$(CARGO) test --workspace --locked
 	CARGO=$(CARGO) .ci/fuzz 10
 
-bench: build ## Measure agent, daemon, trainer and recoveries; some minutes
+bench: build ## Measure agent, daemon, data plane, trainer and recoveries; some minutes
 	@$(CARGO) bench -p reknit-agent --locked
 	@$(TARGET)/release/reknit bench daemon --resting
 	@$(TARGET)/release/reknit bench daemon $(ARGS)
+	@$(TARGET)/release/reknit bench plane
 	@$(TARGET)/release/reknit bench train --tensor 1,2
 	@$(TARGET)/release/reknit bench recovery
 
