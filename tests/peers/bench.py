@@ -285,10 +285,10 @@ def rate(lines, rank, since):
 
 def orchestration(program):
     """What pace, vote, session and reports add to a step, in percent: told by the last line of the worker's own bench."""
-    done = subprocess.run([program], stdout=subprocess.PIPE, text=True, check=True)
-    found = re.search(r"orchestrated .*: ([+-][0-9.]+)%", done.stdout.splitlines()[-1])
+    done = subprocess.run([program, "orchestration"], stdout=subprocess.PIPE, text=True, check=True)
+    found = re.search(r"with orchestration .* ms: ([+-][0-9.]+)%", done.stdout)
     if not found:
-        raise SystemExit(f"{program} does not say what orchestration costs: {done.stdout.splitlines()[-1]}")
+        raise SystemExit(f"{program} does not say what orchestration costs: {done.stdout}")
     return float(found[1])
 
 
