@@ -46,6 +46,10 @@ def told(command):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def median(values):
+    return statistics.median(values) if values else None
+
+
 def spread(values):
     values = list(values)
     if not values:
@@ -150,7 +154,7 @@ class Bench:
         self.row(
             f"{what}, ms to the next step, against {peer}",
             f"{mine['median']:.0f} (max {mine['max']:.0f})",
-            f"{other['median']:.0f} (max {other['max']:.0f})" if other else "hangs",
+            f"{other['median']:.0f} (max {other['max']:.0f})" + ", then hangs" * theirs["hangs"] if other else "hangs",
             f"{other['median'] / mine['median']:.1f}" if other else "-",
         )
         step = ours["step_ms"]["median"]
@@ -178,17 +182,17 @@ class Bench:
         with folder() as path, Torchft(path, replicas, timeouts, SHAPE) as job:
             for loss in range(repeats):
                 say(f"{name}, loss {loss + 1} of {repeats}")
-                job.settle(replicas)
                 try:
+                    job.settle(replicas)
                     _, to_commit = job.hit(loss % replicas, number, loss * GOLDEN)
                     startup, rejoin = job.mend(loss % replicas)
                 except Hangs as hang:
                     say(f"{name}: {hang}")
-                    hangs += 1
+                    hangs = 1
                     break
                 for key, value in (("to_commit", to_commit), ("startup", startup), ("rejoin", rejoin)):
                     seen[key].append(value)
-            step = statistics.median(step_ms(job.log.read(), 0, replicas))
+            step = median(step_ms(job.log.read(), 0, replicas))
         result = {f"{key}_ms": spread(values) for key, values in seen.items()}
         result |= {"step_ms": step, "hangs": hangs, "losses": repeats, "each_ms": seen}
         self.keep("recovery", name, result)
@@ -320,6 +324,8 @@ def main():
     parser.add_argument("--json", help="a file for every figure")
     args = parser.parse_args()
     unknown = set(args.only.split(",")) - set(sections)
+    # Whoever ends this ends the peers' processes too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if unknown:
         parser.error(f"--only: {', '.join(sorted(unknown))}: allowed are {', '.join(sections)}")
 

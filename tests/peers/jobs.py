@@ -182,9 +182,9 @@ class Torchft:
 
     def hit(self, replica, number, moment):
         """Signals the replica so far into a step; returns when, and the milliseconds until the first step without it."""
-        victim = self.processes.pop(replica)
-        other = next(iter(self.processes))
+        other = next(rank for rank in self.processes if rank != replica)
         time.sleep(statistics.median(step_ms(self.log.read(), other, self.replicas)) / 1e3 * (moment % 1.0))
+        victim = self.processes.pop(replica)
         start = time.monotonic()
         victim.signal(number)
 
@@ -192,8 +192,10 @@ class Torchft:
             later = line["what"] == "step" and line["at"] > start
             return later and line["pid"] != victim.pid and line["participants"] == self.replicas - 1
 
-        line = self.log.wait("a step after the loss", lambda lines: first(lines, without))
-        victim.end()
+        try:
+            line = self.log.wait("a step after the loss", lambda lines: first(lines, without))
+        finally:
+            victim.end()
         return start, (line["at"] - start) * 1e3
 
     def mend(self, replica):

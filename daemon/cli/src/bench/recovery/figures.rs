@@ -216,7 +216,7 @@ fn tenths(value: f64) -> f64 {
 fn phases(losses: &[Loss]) -> Phases {
     let middle = |of: fn(&Phases) -> f64| {
         let times: Vec<_> = losses.iter().map(|loss| of(&loss.phases)).collect();
-        median(&times).unwrap_or(0.0)
+        Spread::of(&times).map_or(0.0, |spread| spread.median)
     };
     Phases {
         detect: middle(|phases| phases.detect),

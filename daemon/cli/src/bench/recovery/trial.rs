@@ -202,20 +202,20 @@ impl<'a> Trial<'a> {
 
     /// Waits for so many steps of the newest layout; the last of them is committed just now.
     async fn settle(&mut self, steps: usize) -> Result<(), Failure> {
-        let mut left = steps;
-        let mut of = None;
-        self.until("a step", |record, event, _| {
-            let Some(Event::Step(step)) = &event.event else { return None };
-            let newest = record.layouts.last().map(|layout| layout.epoch);
-            if of != newest {
-                (of, left) = (newest, steps);
+        let (mut left, mut of) = (steps, 0);
+        while left > 0 {
+            let epoch = self.until("a step", |record, event, _| {
+                let Some(Event::Step(step)) = &event.event else { return None };
+                let newest = record.layouts.last().map(|layout| layout.epoch);
+                (!step.complete && newest == Some(step.epoch)).then_some(step.epoch)
+            });
+            let epoch = epoch.await?;
+            if epoch != of {
+                (left, of) = (steps, epoch);
             }
-            if !step.complete && Some(step.epoch) == newest {
-                left = left.saturating_sub(1);
-            }
-            (left == 0).then_some(())
-        })
-        .await
+            left -= 1;
+        }
+        Ok(())
     }
 
     /// `moment`: how far into the step, in steps.
