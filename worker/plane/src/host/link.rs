@@ -81,6 +81,11 @@ impl Link {
         self.retired
     }
 
+    /// The next header was read and its operation has not come for it yet.
+    pub(super) fn header_known(&self) -> bool {
+        self.next.is_some()
+    }
+
     /// The header of the next segment, once it is there. The segment stays until [`Link::open_segment`].
     pub(super) fn peek(&mut self) -> Result<Option<Stamp>, LinkError> {
         while self.next.is_none() && self.segment == 0 && !self.retired {

@@ -129,20 +129,22 @@ impl Member {
             }
             moved |= passed?;
         }
-        self.listen()?;
-        Ok(moved)
+        Ok(self.listen()? || moved)
     }
 
-    /// Reads the next header of every idle link, so that a peer's end is seen at once.
-    fn listen(&mut self) -> Result<(), (usize, TransferError)> {
+    /// Reads the next header of every idle link, so that a peer's end is seen at once. True when one has come: it may be
+    /// what the running operation has just looked for in vain, and no call will tell of what is taken already.
+    fn listen(&mut self) -> Result<bool, (usize, TransferError)> {
+        let mut heard = false;
         for (rank, seat) in self.links.iter_mut().enumerate() {
             let Some(link) = seat else { continue };
-            link.peek().map_err(|error| (rank, error.into()))?;
+            let known = link.header_known();
+            heard |= link.peek().map_err(|error| (rank, error.into()))?.is_some() && !known;
             if link.retired() {
                 *seat = None;
             }
         }
-        Ok(())
+        Ok(heard)
     }
 
     fn overdue(&self, now: Instant) -> Option<PlaneError> {
