@@ -34,11 +34,9 @@ pub fn run(desk: &Desk, orders: &Receiver<Order>) -> Result<(), RankError> {
         match orders.recv() {
             Ok(Order::Welcome { job, timeouts }) => {
                 return match job.model.dtype {
-                    Dtype::F32 => serve::<f32>(desk, orders, *job, timeouts),
+                    // With bf16 what is kept and summed is f32 all the same.
+                    Dtype::F32 | Dtype::Bf16 => serve::<f32>(desk, orders, *job, timeouts),
                     Dtype::F64 => serve::<f64>(desk, orders, *job, timeouts),
-                    Dtype::Bf16 => {
-                        Err(RankError::Refused("dtype bf16 is not supported on the CPU; use f32".to_owned()))
-                    }
                 };
             }
             Ok(Order::Stop { epoch, reason }) => {

@@ -59,6 +59,12 @@ pub struct ModelSpec {
     pub tie_embeddings: bool,
     #[serde(default)]
     pub dtype: Dtype,
+    /// The share of the residual stream's values that is dropped behind the embedding and each block.
+    #[serde(default)]
+    pub dropout: f64,
+    /// Only the residual stream is kept from the forward to the backward pass; the rest is computed again.
+    #[serde(default)]
+    pub recompute: bool,
 }
 
 impl ModelSpec {
@@ -126,7 +132,7 @@ pub enum Dtype {
 impl Dtype {
     /// Bytes of one parameter with both Adam moments, which is what a reshard moves.
     ///
-    /// bf16 keeps an f32 master beside the bf16 weight's source: 12 bytes as well.
+    /// With bf16 they are the f32 weights that the passes see rounded: 12 bytes as well.
     pub fn state_bytes(self) -> u64 {
         match self {
             Self::F32 | Self::Bf16 => 12,

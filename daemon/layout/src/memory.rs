@@ -3,8 +3,8 @@
 //! With `e` bytes a value (4, or 8 in f64), `n = micro * seq_len` tokens in a micro-batch and, of the stage, `L`
 //! layers:
 //!
-//! **State**, a parameter of an owned unit or a replicated one: weight, gradient and both moments, `4 e`; in bf16
-//! 18 bytes: weight 2, its f32 master, gradient and moments 16.
+//! **State**, a parameter of an owned unit or a replicated one: weight, gradient and both moments, `4 e`; in bf16 too,
+//! whose weights are kept in f32 and rounded when they are used.
 //!
 //! **Activations** of one micro-batch, in values, as the worker's model keeps them from forward to backward. A
 //! slot's widths are those of its units: `a` its query heads, `q` the width of their results, `p` that of queries,
@@ -13,27 +13,31 @@
 //! | what | values |
 //! |---|---|
 //! | residual stream before each block and after the last | `(2 L + 1) n hidden` |
-//! | each norm, with a factor a token; the last stage has one more | `2 L n (hidden + 1)` |
+//! | each norm, with a factor a token | `2 L n (hidden + 1)` |
 //! | attention of a layer: queries, keys, values; results; weights | `n p + n q + a micro seq_len^2` |
 //! | FFN of a layer: gate and up; their product | `3 n f` |
-//! | last stage: exponentials; largest, sum and target a token; row of the target (16 bytes) | `n v + 3 n` |
+//! | last stage: the final norm; exponentials; largest, sum and target a token; row of the target (16 bytes) | `n (hidden + 1) + n v + 3 n` |
 //! | gradients of the stream and of a norm | `2 n hidden` |
+//! | with dropout: the stream's gradient without what is dropped | `n hidden` |
 //! | of the wider and the narrower intermediates of a block | `n max(p, 2 f) + n max(q, f)` |
-//! | of attention weights, some rows at a time | `min(64, seq_len) seq_len` |
+//! | a mean for each row of attention weights; partial sums of a norm's gradient | `n a + n / 32 hidden` |
 //! | rotary angles | `seq_len head_dim` |
 //!
-//! and 4 bytes for each token of the text. A stage of several keeps the micro-batches that are on their way through those after
-//! it (one forward, one backward in turn): the rows of the table up to the last stage's, and the text, count
-//! `min(stages - stage, micro-batches of the step)` times. Not counted: what communicators and libraries keep for themselves, and
-//! the shard that a worker holds beside its new one while slices move.
+//! With `recompute` the norms, attention and FFN count once and not for each layer.
+//!
+//! And 4 bytes for each token of the text. A stage of several keeps the micro-batches that are on their way through those after
+//! it (one forward, one backward in turn): the rows of the table up to the last stage's (with `recompute` the residual
+//! stream and the last stage's), and the text, count `min(stages - stage, micro-batches of the step)` times. Not
+//! counted: 3 MiB a thread for packed matrices, what communicators and libraries keep for themselves, and the shard that a
+//! worker holds beside its new one while slices move.
 
-use crate::job::{Dtype, ModelSpec};
+use crate::job::ModelSpec;
 use crate::{Axis, DraftError, Group, JobSpec, Partitions, Place, Slot, StageId, Topology, Units};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Rows of attention weights whose gradients are made at once.
-const QUERY_BLOCK: u32 = 64;
+/// Tokens over which a norm's gradient is summed at once.
+const NORM_ROWS: u128 = 32;
 /// Bytes for the row of a target, which may be on another GPU.
 const TARGET_ROW: u128 = 16;
 
@@ -88,11 +92,7 @@ fn units(group: &Group, axis: Axis, slot: Slot) -> u128 {
 /// Weights, gradients and moments.
 fn state_bytes(job: &JobSpec, group: &Group, slot: Slot) -> u128 {
     let dtype = job.model.dtype;
-    let weight_beside_master = match dtype {
-        Dtype::F32 | Dtype::F64 => 0,
-        Dtype::Bf16 => 2,
-    };
-    let each = u128::from(dtype.state_bytes() + dtype.gradient_bytes() + weight_beside_master);
+    let each = u128::from(dtype.state_bytes() + dtype.gradient_bytes());
     let owned = group
         .partitions
         .keys()
@@ -110,24 +110,35 @@ fn activation_bytes(job: &JobSpec, group: &Group, slot: Slot) -> u128 {
     let layers = job.stage_layers(group.stage);
     let blocks = 2 * layers.len() as u128;
 
+    // What one micro-batch leaves, and what is there once for all.
     let mut values = (blocks + 1) * tokens * hidden;
-    values += (blocks + u128::from(last)) * tokens * (hidden + 1);
-    let (mut wide, mut narrow) = (0, 0);
+    let mut buffers = 2 * tokens * hidden;
+    let (mut remade, mut wide, mut narrow, mut heads) = ([0; 2], 0, 0, 0);
     for layer in layers {
         let attn = Attention::new(model, units(group, Axis::attn(layer), slot));
         let ffn = units(group, Axis::ffn(layer), slot) * u128::from(model.ffn_block);
-        values += tokens * (attn.projected + attn.results) + attn.heads * micro * seq_len * seq_len;
-        values += tokens * 3 * ffn;
+        let attention = tokens * (attn.projected + attn.results) + attn.heads * micro * seq_len * seq_len;
+        if model.recompute {
+            remade = [remade[0].max(attention), remade[1].max(tokens * 3 * ffn)];
+        } else {
+            values += 2 * tokens * (hidden + 1) + attention + tokens * 3 * ffn;
+        }
         (wide, narrow) = (wide.max(attn.projected).max(2 * ffn), narrow.max(attn.results).max(ffn));
+        heads = heads.max(attn.heads);
+    }
+    if model.recompute {
+        buffers += tokens * (hidden + 1) + remade[0] + remade[1];
     }
     let mut bytes = micro * (seq_len + 1) * 4;
     if last {
         let rows = units(group, Axis::vocab(), slot) * u128::from(model.vocab_block);
-        values += tokens * (rows + 3);
+        values += tokens * (hidden + 1 + rows + 3);
         bytes += tokens * TARGET_ROW;
     }
-    let mut buffers = 2 * tokens * hidden + tokens * (wide + narrow);
-    buffers += u128::from(QUERY_BLOCK.min(model.seq_len)) * seq_len;
+    if model.dropout > 0.0 {
+        buffers += tokens * hidden;
+    }
+    buffers += tokens * (wide + narrow + heads) + tokens.div_ceil(NORM_ROWS) * hidden;
     buffers += seq_len * u128::from(model.head_dim());
     let value = u128::from(model.dtype.gradient_bytes());
     let under_way = (job.parallel.pipeline - group.stage.0).min(job.batch.global.div_ceil(job.batch.micro));

@@ -79,6 +79,13 @@ fn errors_name_the_line_the_key_and_what_is_allowed() {
         ),
         ("dtype", "dtype = \"f16\"", "model.dtype: unknown value `f16`, allowed are `f32`, `bf16`, `f64`"),
         (
+            "dropout",
+            "dropout = 1.0",
+            "model.dropout = 1 is out of range: allowed are numbers from 0 to below 1",
+        ),
+        ("dropout", "dropout = nan", "model.dropout = NaN is out of range"),
+        ("recompute", "recompute = 1", "model.recompute: invalid type: integer `1`"),
+        (
             "kv_heads",
             "kv_heads = 3",
             "model.kv_heads gives kv_heads = 3 units: allowed are 4 (parallel.tensor) to",
@@ -130,11 +137,6 @@ fn errors_name_the_line_the_key_and_what_is_allowed() {
 fn what_can_be_planned_but_not_trained_is_refused_where_it_is_submitted() {
     assert!(JobSpec::parse_trainable(EXAMPLE, "job.toml").is_ok());
     for (key, line, says) in [
-        (
-            "dtype",
-            "dtype = \"bf16\"",
-            "model.dtype = \"bf16\" is not supported yet: allowed are \"f32\" and \"f64\"",
-        ),
         ("pipeline", "pipeline = 2", "parallel.pipeline = 2 is not supported yet: allowed is 1"),
         (
             "policy",

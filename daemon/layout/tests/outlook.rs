@@ -322,12 +322,20 @@ fn memory_of_a_slot() {
     let attention = tokens * ((2 + 2) * 2 + 4) + 2 * 5 * 100 * 100;
     let layers = 3 * (attention + tokens * 3 * 32);
     let vocab = tokens * (96 + 3);
-    let backward = 2 * tokens * 8 + tokens * (64 + 32) + 64 * 100;
+    let backward = 2 * tokens * 8 + tokens * (64 + 32 + 2) + 16 * 8;
     let rotary = 100 * 2;
     let values = state + streams + layers + vocab + backward + rotary;
     assert_eq!(memory::slot_bytes(&cluster.job, group, Slot(0)), 4 * values + 16 * tokens + 4 * 5 * 101);
     let absent = Slot(7);
     assert_eq!(memory::slot_bytes(&cluster.job, group, absent), 0);
+
+    // Recomputing, one layer's norm, attention and FFN is there at a time. Dropout has one more gradient of the stream.
+    let mut other = cluster.job.clone();
+    other.model.recompute = true;
+    other.model.dropout = 0.1;
+    let saved = 2 * (attention + tokens * 3 * 32) + 5 * tokens * (8 + 1);
+    let values = values - saved + tokens * 8;
+    assert_eq!(memory::slot_bytes(&other, group, Slot(0)), 4 * values + 16 * tokens + 4 * 5 * 101);
 }
 
 /// Of three stages the first keeps up to three micro-batches, the last one.

@@ -134,6 +134,8 @@ mod tests {
             seq_len: 16_384,
             tie_embeddings: false,
             dtype: Dtype::F32,
+            dropout: 0.0,
+            recompute: false,
         }
     }
 

@@ -79,6 +79,8 @@ pub fn spec(name: &str, tensor: u32, steps: u64) -> JobSpec {
             seq_len: 16,
             tie_embeddings: true,
             dtype: Dtype::F32,
+            dropout: 0.0,
+            recompute: false,
         },
         parallel: ParallelSpec { data: 2, tensor, pipeline: 1, min_tensor: 1 },
         batch: BatchSpec { global: BATCH as u32, micro: 1, policy: BatchPolicy::KeepGlobal },

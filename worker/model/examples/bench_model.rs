@@ -33,6 +33,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             seq_len,
             tie_embeddings: false,
             dtype: Dtype::F32,
+            dropout: 0.0,
+            recompute: false,
         };
         for &threads in &threads {
             run(&model, samples, threads)?;

@@ -4,7 +4,7 @@ use crate::Real;
 use crate::cpu::gemm::{Band, Store, banded};
 use crate::cpu::kernels::{causal_softmax, row_product, size};
 use crate::cpu::view::ViewMut;
-use crate::linear::{Extents, add_weight_gradients};
+use crate::linear::add_weight_gradients;
 use crate::pass::{Extent, Scratch};
 use crate::shard::AxisShard;
 
@@ -68,7 +68,7 @@ pub(crate) fn attend<T: Real>(
     saved: &mut Saved<T>,
 ) {
     let Extent { team, rotary, samples, seq_len, .. } = *extent;
-    let (tokens, hidden) = (extent.tokens(), extent.shape.hidden);
+    let tokens = extent.tokens();
     let heads = Heads::new(extent, axis);
     let (wide, narrow, dim) = (heads.qkv_width(), heads.mixed_width(), heads.dim);
     let Saved { qkv, squares, mixed } = saved;
@@ -76,7 +76,7 @@ pub(crate) fn attend<T: Real>(
     size(mixed, tokens * narrow);
     size(squares, samples * heads.units * heads.queries * seq_len * seq_len);
 
-    axis.input.expand(Extents { team, tokens, rows: wide, hidden }, normed, qkv);
+    axis.input.expand(extent.of(wide), normed, qkv);
     let square = seq_len * seq_len;
     let units = ViewMut::new(qkv, tokens, wide).pieces(seq_len, heads.unit_width());
     let results = ViewMut::new(mixed, tokens, narrow).pieces(seq_len, heads.unit_mixed());
@@ -107,10 +107,9 @@ pub(crate) fn project<T: Real>(
     saved: &Saved<T>,
     out: &mut Vec<T>,
 ) {
-    let (team, tokens, hidden) = (extent.team, extent.tokens(), extent.shape.hidden);
     let rows = Heads::new(extent, axis).mixed_width();
-    size(out, tokens * hidden);
-    axis.output.contract(Extents { team, tokens, rows, hidden }, &saved.mixed, out);
+    size(out, extent.tokens() * extent.shape.hidden);
+    axis.output.contract(extent.of(rows), &saved.mixed, out);
 }
 
 /// Writes this rank's part of the gradient of `normed`, to be summed over the group. [`weight_gradients`] is to follow.
@@ -129,7 +128,7 @@ pub(crate) fn backward<T: Real>(
     let Scratch { d_normed, d_wide: d_qkv, d_narrow: d_mixed, means, .. } = scratch;
 
     size(d_mixed, tokens * narrow);
-    axis.output.contract_d_x(Extents { team, tokens, rows: narrow, hidden }, d_out, d_mixed);
+    axis.output.contract_d_x(extent.of(narrow), d_out, d_mixed);
 
     size(d_qkv, tokens * wide);
     size(means, tokens * heads.units * heads.queries);
@@ -174,7 +173,7 @@ pub(crate) fn backward<T: Real>(
     });
 
     size(d_normed, tokens * hidden);
-    axis.input.expand_d_x(Extents { team, tokens, rows: wide, hidden }, d_qkv, d_normed);
+    axis.input.expand_d_x(extent.of(wide), d_qkv, d_normed);
 }
 
 /// Adds the gradients of the weights, after [`backward`] and with its scratch: they are final then, as far as this batch goes.
@@ -186,11 +185,10 @@ pub(crate) fn weight_gradients<T: Real>(
     d_out: &[T],
     scratch: &Scratch<T>,
 ) {
-    let (team, tokens, hidden) = (extent.team, extent.tokens(), extent.shape.hidden);
     let heads = Heads::new(extent, axis);
     let [(_, of_input), (_, of_output)] = axis.with_gradients();
     let rows = heads.mixed_width();
-    add_weight_gradients(Extents { team, tokens, rows, hidden }, &saved.mixed, d_out, of_output);
+    add_weight_gradients(extent.of(rows), &saved.mixed, d_out, of_output);
     let rows = heads.qkv_width();
-    add_weight_gradients(Extents { team, tokens, rows, hidden }, &scratch.d_wide, normed, of_input);
+    add_weight_gradients(extent.of(rows), &scratch.d_wide, normed, of_input);
 }

@@ -2,7 +2,7 @@
 
 use crate::Real;
 use crate::cpu::kernels::{size, swiglu, swiglu_backward};
-use crate::linear::{Extents, add_weight_gradients};
+use crate::linear::add_weight_gradients;
 use crate::pass::{Extent, Scratch};
 use crate::shard::AxisShard;
 
@@ -23,12 +23,12 @@ pub(crate) fn activate<T: Real>(
     saved: &mut Saved<T>,
 ) {
     let team = extent.team;
-    let (tokens, hidden, block) = (extent.tokens(), extent.shape.hidden, extent.shape.ffn_block);
+    let (tokens, block) = (extent.tokens(), extent.shape.ffn_block);
     let narrow = axis.units.len() as usize * block;
     let Saved { gate_up, active } = saved;
     size(gate_up, tokens * 2 * narrow);
     size(active, tokens * narrow);
-    axis.input.expand(Extents { team, tokens, rows: 2 * narrow, hidden }, normed, gate_up);
+    axis.input.expand(extent.of(2 * narrow), normed, gate_up);
     swiglu(team, gate_up, block, active);
 }
 
@@ -39,10 +39,9 @@ pub(crate) fn project<T: Real>(
     saved: &Saved<T>,
     out: &mut Vec<T>,
 ) {
-    let (team, tokens, hidden) = (extent.team, extent.tokens(), extent.shape.hidden);
     let rows = axis.units.len() as usize * extent.shape.ffn_block;
-    size(out, tokens * hidden);
-    axis.output.contract(Extents { team, tokens, rows, hidden }, &saved.active, out);
+    size(out, extent.tokens() * extent.shape.hidden);
+    axis.output.contract(extent.of(rows), &saved.active, out);
 }
 
 /// Writes this rank's part of the gradient of `normed`, to be summed over the group. [`weight_gradients`] is to follow.
@@ -60,11 +59,11 @@ pub(crate) fn backward<T: Real>(
     let team = extent.team;
 
     size(d_active, tokens * narrow);
-    axis.output.contract_d_x(Extents { team, tokens, rows: narrow, hidden }, d_out, d_active);
+    axis.output.contract_d_x(extent.of(narrow), d_out, d_active);
     size(d_gate_up, tokens * 2 * narrow);
     swiglu_backward(team, gate_up, block, d_active, d_gate_up);
     size(d_normed, tokens * hidden);
-    axis.input.expand_d_x(Extents { team, tokens, rows: 2 * narrow, hidden }, d_gate_up, d_normed);
+    axis.input.expand_d_x(extent.of(2 * narrow), d_gate_up, d_normed);
 }
 
 /// Adds the gradients of the weights, after [`backward`] and with its scratch: they are final then, as far as this batch goes.
@@ -76,9 +75,8 @@ pub(crate) fn weight_gradients<T: Real>(
     d_out: &[T],
     scratch: &Scratch<T>,
 ) {
-    let (team, tokens, hidden) = (extent.team, extent.tokens(), extent.shape.hidden);
     let rows = axis.units.len() as usize * extent.shape.ffn_block;
     let [(_, of_input), (_, of_output)] = axis.with_gradients();
-    add_weight_gradients(Extents { team, tokens, rows, hidden }, &saved.active, d_out, of_output);
-    add_weight_gradients(Extents { team, tokens, rows: 2 * rows, hidden }, &scratch.d_wide, normed, of_input);
+    add_weight_gradients(extent.of(rows), &saved.active, d_out, of_output);
+    add_weight_gradients(extent.of(2 * rows), &scratch.d_wide, normed, of_input);
 }

@@ -1,6 +1,7 @@
 //! First weights: a function of the seed and of each value's name, never of the layout.
 
 use crate::Real;
+use crate::random::Name;
 use crate::shard::{AxisShard, Shard, Tensor};
 use reknit_layout::job::ModelSpec;
 use reknit_layout::{Axis, Units};
@@ -51,38 +52,6 @@ fn fill<T: Real>(tensor: &mut Tensor<T>, units: &Units, name: Name, deviation: f
             *weight = T::from_f64(deviation * name.with(element as u64).normal());
         }
     }
-}
-
-/// A counter-based random generator: the SplitMix64 finaliser (Steele et al. 2014, the constants of Stafford's mix 13) over a chain of names.
-#[derive(Debug, Clone, Copy)]
-struct Name(u64);
-
-impl Name {
-    fn new(seed: u64) -> Self {
-        Self(mix(seed))
-    }
-
-    fn with(self, part: u64) -> Self {
-        Self(mix(self.0 ^ mix(part)))
-    }
-
-    /// Normal with mean 0 and deviation 1, as the sum of twelve uniform numbers of 16 bits (variance 2^32 / 12 each).
-    /// Only integers and one exact division: the same on every machine, whatever its mathematics library. Never beyond 6.
-    fn normal(self) -> f64 {
-        let sum: u64 = (0..3)
-            .map(|i| self.with(i).0)
-            .flat_map(|bits| [bits, bits >> 16, bits >> 32, bits >> 48])
-            .map(|bits| bits & 0xffff)
-            .sum();
-        (sum as f64 - 12.0 * 32767.5) / 65536.0
-    }
-}
-
-fn mix(bits: u64) -> u64 {
-    let bits = bits.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
 }
 
 #[cfg(test)]

@@ -13,11 +13,13 @@ pub(crate) struct Extents<'a> {
     pub(crate) tokens: usize,
     pub(crate) rows: usize,
     pub(crate) hidden: usize,
+    /// The matrix is seen rounded to bf16.
+    pub(crate) rounded: bool,
 }
 
 impl<T: Real> Tensor<T> {
     fn matrix(&self, of: Extents<'_>) -> View<'_, T> {
-        View::new(&self.weights, of.rows, of.hidden)
+        View::new(&self.weights, of.rows, of.hidden).rounded(of.rounded)
     }
 
     /// `out = x * weights^T`: from `tokens x hidden` to `tokens x rows`.

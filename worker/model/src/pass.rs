@@ -2,6 +2,8 @@
 
 use crate::batch::{Batch, BatchError};
 use crate::cpu::kernels::{Rotary, add, fill, norm_partials, rms_norm, rms_norm_backward, size};
+use crate::dropout::Place;
+use crate::linear::Extents;
 use crate::parallel::TensorParallel;
 use crate::shape::Shape;
 use crate::shard::Shard;
@@ -33,10 +35,23 @@ pub(crate) struct Extent<'a, T> {
     pub(crate) team: &'a Team,
     pub(crate) samples: usize,
     pub(crate) seq_len: usize,
+    pub(crate) seed: u64,
+    pub(crate) first_sample: u64,
     pub(crate) rotary: &'a Rotary<T>,
 }
 
-impl<T> Extent<'_, T> {
+impl<'a, T> Extent<'a, T> {
+    fn new(shape: &'a Shape, team: &'a Team, batch: &Batch, rotary: &'a Rotary<T>) -> Self {
+        let Batch { samples, seq_len, seed, first_sample, .. } = *batch;
+        Self { shape, team, samples, seq_len, seed, first_sample, rotary }
+    }
+
+    /// Of a product with a split matrix of that many rows.
+    pub(crate) fn of(&self, rows: usize) -> Extents<'a> {
+        let Shape { hidden, rounded, .. } = *self.shape;
+        Extents { team: self.team, tokens: self.tokens(), rows, hidden, rounded }
+    }
+
     pub(crate) fn tokens(&self) -> usize {
         self.samples * self.seq_len
     }
@@ -48,12 +63,16 @@ pub(crate) struct Workspace<T> {
     rotary: Rotary<T>,
     /// The residual stream before each block, and after the last: `2 * layers + 1` of them.
     residual: Vec<Vec<T>>,
-    /// The norm in front of each block, and the final one.
+    /// The norm in front of each block (one for all when recomputing), and the final one.
     norms: Vec<Norm<T>>,
+    /// By layer, or one for all.
     attn: Vec<attention::Saved<T>>,
+    /// By layer, or one for all.
     ffn: Vec<ffn::Saved<T>>,
     vocab: vocab::Saved<T>,
     d_residual: Vec<T>,
+    /// `d_residual` without what the block's dropout dropped.
+    d_kept: Vec<T>,
     scratch: Scratch<T>,
 }
 
@@ -163,9 +182,10 @@ impl<T: Real> Shard<T> {
         let mut workspace = mem::take(&mut self.workspace);
         workspace.rotary.prepare(batch.seq_len, self.shape.head_dim);
         workspace.residual.resize_with(2 * self.shape.layers + 1, Vec::new);
-        workspace.norms.resize_with(2 * self.shape.layers + 1, Norm::default);
-        workspace.attn.resize_with(self.shape.layers, Default::default);
-        workspace.ffn.resize_with(self.shape.layers, Default::default);
+        let kept = if self.shape.recompute { 1 } else { self.shape.layers };
+        workspace.norms.resize_with(self.norm_place(2 * self.shape.layers) + 1, Norm::default);
+        workspace.attn.resize_with(kept, Default::default);
+        workspace.ffn.resize_with(kept, Default::default);
         let result = pass(self, &mut workspace);
         self.workspace = workspace;
         result.map(Some)
@@ -185,28 +205,65 @@ impl<T: Real> Shard<T> {
     ) -> Result<f64, P::Error> {
         let Workspace { rotary, residual, norms, attn, ffn, vocab, .. } = workspace;
         let team: &Team = &self.team;
-        let extent =
-            Extent { shape: &self.shape, team, samples: batch.samples, seq_len: batch.seq_len, rotary };
+        let extent = Extent::new(&self.shape, team, batch, rotary);
         let last = 2 * self.shape.layers;
         vocab::embed(&extent, &self.vocab, batch.inputs(), &mut residual[0]);
         tp.all_reduce_sum(&mut residual[0])?;
+        if let Some(dropout) = self.shape.dropout {
+            dropout.apply(&extent, 0, Place::Embedding, &mut residual[0]);
+        }
         for block in 0..last {
             let (before, after) = residual.split_at_mut(block + 1);
             let (before, after) = (&before[block], &mut after[0]);
-            norms[block].forward(team, before, self.gain(block));
-            let (layer, normed) = (block / 2, &norms[block].normed);
-            if block % 2 == 0 {
-                attention::attend(&extent, &self.attn[layer], normed, &mut attn[layer]);
-                attention::project(&extent, &self.attn[layer], &attn[layer], after);
+            self.half_block(&extent, block, before, norms, attn, ffn);
+            let (layer, kept) = (block / 2, self.layer_place(block / 2));
+            let place = if block % 2 == 0 {
+                attention::project(&extent, &self.attn[layer], &attn[kept], after);
+                Place::Attention
             } else {
-                ffn::activate(&extent, &self.ffn[layer], normed, &mut ffn[layer]);
-                ffn::project(&extent, &self.ffn[layer], &ffn[layer], after);
-            }
+                ffn::project(&extent, &self.ffn[layer], &ffn[kept], after);
+                Place::Ffn
+            };
             tp.all_reduce_sum(after)?;
+            if let Some(dropout) = self.shape.dropout {
+                dropout.apply(&extent, layer, place, after);
+            }
             add(team, after, before);
         }
-        norms[last].forward(team, &residual[last], self.gain(last));
-        vocab::cross_entropy(&extent, &self.vocab, &norms[last].normed, batch.targets(), vocab, tp)
+        let norm = &mut norms[self.norm_place(last)];
+        norm.forward(team, &residual[last], self.gain(last));
+        vocab::cross_entropy(&extent, &self.vocab, &norm.normed, batch.targets(), vocab, tp)
+    }
+
+    /// Where the results of the norm in front of the block are kept, or those of the final norm.
+    fn norm_place(&self, block: usize) -> usize {
+        let last = 2 * self.shape.layers;
+        if self.shape.recompute { usize::from(block == last) } else { block }
+    }
+
+    /// Where the results of the layer are kept.
+    fn layer_place(&self, layer: usize) -> usize {
+        if self.shape.recompute { 0 } else { layer }
+    }
+
+    /// A block up to its output projection: all that its backward pass needs.
+    fn half_block(
+        &self,
+        extent: &Extent<'_, T>,
+        block: usize,
+        x: &[T],
+        norms: &mut [Norm<T>],
+        attn: &mut [attention::Saved<T>],
+        ffn: &mut [ffn::Saved<T>],
+    ) {
+        let (layer, kept) = (block / 2, self.layer_place(block / 2));
+        let norm = &mut norms[self.norm_place(block)];
+        norm.forward(extent.team, x, self.gain(block));
+        if block.is_multiple_of(2) {
+            attention::attend(extent, &self.attn[layer], &norm.normed, &mut attn[kept]);
+        } else {
+            ffn::activate(extent, &self.ffn[layer], &norm.normed, &mut ffn[kept]);
+        }
     }
 
     /// In every block the sum of the norm's gradient runs while the gradients of the block's weights are made.
@@ -218,38 +275,55 @@ impl<T: Real> Shard<T> {
         tp: &mut P,
         sink: &mut S,
     ) -> Result<(), StepError<P::Error, S::Error>> {
-        let Workspace { rotary, residual, norms, attn, ffn, vocab, d_residual, scratch } = workspace;
+        let Workspace { rotary, residual, norms, attn, ffn, vocab, d_residual, d_kept, scratch } = workspace;
         let (shape, team) = (self.shape, Arc::clone(&self.team));
-        let extent =
-            Extent { shape: &shape, team: &team, samples: batch.samples, seq_len: batch.seq_len, rotary };
+        let extent = Extent::new(&shape, &team, batch, rotary);
         let last = 2 * shape.layers;
+        let norm = &norms[self.norm_place(last)];
         vocab::cross_entropy_backward(&extent, &self.vocab, scale, vocab, scratch);
         tp.begin_sum(&mut scratch.d_normed).map_err(StepError::Parallel)?;
-        vocab::head_gradients(&extent, &mut self.vocab, &norms[last].normed, vocab);
+        vocab::head_gradients(&extent, &mut self.vocab, &norm.normed, vocab);
         tp.finish_sum(&mut scratch.d_normed).map_err(StepError::Parallel)?;
         size(d_residual, extent.tokens() * shape.hidden);
         fill(&team, d_residual, T::ZERO);
-        self.norm_backward(last, &residual[last], &norms[last], scratch, d_residual);
+        self.norm_backward(last, &residual[last], norm, scratch, d_residual);
         for block in (0..last).rev() {
-            let (layer, normed) = (block / 2, &norms[block].normed);
+            if shape.recompute {
+                self.half_block(&extent, block, &residual[block], norms, attn, ffn);
+            }
+            let (layer, kept) = (block / 2, self.layer_place(block / 2));
+            let place = if block % 2 == 0 { Place::Attention } else { Place::Ffn };
+            let d_out: &[T] = match shape.dropout {
+                Some(dropout) => {
+                    d_kept.clear();
+                    d_kept.extend_from_slice(d_residual);
+                    dropout.apply(&extent, layer, place, d_kept);
+                    d_kept
+                }
+                None => d_residual,
+            };
+            let norm = &norms[self.norm_place(block)];
             let axis = if block % 2 == 0 {
-                attention::backward(&extent, &self.attn[layer], &mut attn[layer], d_residual, scratch);
+                attention::backward(&extent, &self.attn[layer], &mut attn[kept], d_out, scratch);
                 tp.begin_sum(&mut scratch.d_normed).map_err(StepError::Parallel)?;
-                let (axis, saved) = (&mut self.attn[layer], &attn[layer]);
-                attention::weight_gradients(&extent, axis, normed, saved, d_residual, scratch);
+                let (axis, saved) = (&mut self.attn[layer], &attn[kept]);
+                attention::weight_gradients(&extent, axis, &norm.normed, saved, d_out, scratch);
                 Axis::attn(layer as u32)
             } else {
-                ffn::backward(&extent, &self.ffn[layer], &ffn[layer], d_residual, scratch);
+                ffn::backward(&extent, &self.ffn[layer], &ffn[kept], d_out, scratch);
                 tp.begin_sum(&mut scratch.d_normed).map_err(StepError::Parallel)?;
-                let (axis, saved) = (&mut self.ffn[layer], &ffn[layer]);
-                ffn::weight_gradients(&extent, axis, normed, saved, d_residual, scratch);
+                let (axis, saved) = (&mut self.ffn[layer], &ffn[kept]);
+                ffn::weight_gradients(&extent, axis, &norm.normed, saved, d_out, scratch);
                 Axis::ffn(layer as u32)
             };
             tp.finish_sum(&mut scratch.d_normed).map_err(StepError::Parallel)?;
             sink.ready(self, Bucket::Axis(axis)).map_err(StepError::Sink)?;
-            self.norm_backward(block, &residual[block], &norms[block], scratch, d_residual);
+            self.norm_backward(block, &residual[block], norm, scratch, d_residual);
         }
         sink.ready(self, Bucket::Replicated).map_err(StepError::Sink)?;
+        if let Some(dropout) = shape.dropout {
+            dropout.apply(&extent, 0, Place::Embedding, d_residual);
+        }
         vocab::embed_backward(&extent, &mut self.vocab, batch.inputs(), d_residual);
         sink.ready(self, Bucket::Axis(Axis::vocab())).map_err(StepError::Sink)
     }

@@ -42,6 +42,8 @@ pub trait Real:
     fn max(self, other: Self) -> Self;
     /// `self * factor + term`, rounded once.
     fn mul_add(self, factor: Self, term: Self) -> Self;
+    /// The nearest number that bf16 has; of two the even one. Values beyond `f32`'s last bit are rounded to `f32` first.
+    fn to_bf16(self) -> Self;
     /// Calls with this thread's buffers for packed matrices.
     fn with_packs<R>(body: impl FnOnce(&mut Packs<Self>) -> R) -> R;
 }
@@ -93,6 +95,11 @@ macro_rules! real {
                 self.mul_add(factor, term)
             }
 
+            #[inline(always)]
+            fn to_bf16(self) -> Self {
+                Self::from(to_bf16(self as f32))
+            }
+
             fn with_packs<R>(body: impl FnOnce(&mut Packs<Self>) -> R) -> R {
                 thread_local!(static PACKS: RefCell<Packs<$float>> = RefCell::default());
                 PACKS.with_borrow_mut(body)
@@ -103,3 +110,38 @@ macro_rules! real {
 
 real!(f32, cpu::exp::exp, F32Avx512, F32Avx2);
 real!(f64, f64::exp, F64Avx512, F64Avx2);
+
+/// A bf16 is the upper half of an `f32`. Rounding may carry into the exponent, up to infinity, as it should; a NaN stays one.
+#[inline(always)]
+fn to_bf16(x: f32) -> f32 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000;
+    if x.is_nan() { x } else { f32::from_bits(rounded) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_is_the_nearest_and_of_two_the_even_one() {
+        let step = 2.0_f32.powi(-7);
+        for (x, expected) in [
+            (1.0, 1.0),
+            (1.0 + 0.49 * step, 1.0),
+            (1.0 + 0.5 * step, 1.0),
+            (1.0 + 0.51 * step, 1.0 + step),
+            (1.0 + 1.5 * step, 1.0 + 2.0 * step),
+            (-1.0 - 0.51 * step, -1.0 - step),
+            (2.0 - 0.01 * step, 2.0),
+            (0.0, 0.0),
+            (f32::MAX, f32::INFINITY),
+            (f32::NEG_INFINITY, f32::NEG_INFINITY),
+        ] {
+            assert_eq!(Real::to_bf16(x), expected, "{x}");
+            assert_eq!(Real::to_bf16(f64::from(x)), f64::from(expected), "{x}");
+        }
+        assert!(Real::to_bf16(f32::NAN).is_nan() && Real::to_bf16(f32::from_bits(0x7f80_0001)).is_nan());
+        assert!(Real::to_bf16(-0.0_f32).is_sign_negative());
+    }
+}

@@ -1,7 +1,8 @@
 //! Sizes of the model, as the loops want them.
 
+use crate::dropout::Dropout;
 use reknit_layout::Family;
-use reknit_layout::job::ModelSpec;
+use reknit_layout::job::{Dtype, ModelSpec};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
@@ -14,6 +15,10 @@ pub(crate) struct Shape {
     pub(crate) vocab_block: usize,
     pub(crate) vocab: usize,
     pub(crate) tied: bool,
+    /// The passes see the matrices rounded to bf16.
+    pub(crate) rounded: bool,
+    pub(crate) recompute: bool,
+    pub(crate) dropout: Option<Dropout>,
 }
 
 impl Shape {
@@ -27,6 +32,9 @@ impl Shape {
             vocab_block: model.vocab_block as usize,
             vocab: model.vocab as usize,
             tied: model.tie_embeddings,
+            rounded: model.dtype == Dtype::Bf16,
+            recompute: model.recompute,
+            dropout: Dropout::new(model.dropout),
         }
     }
 

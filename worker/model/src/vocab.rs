@@ -2,7 +2,7 @@
 
 use crate::Real;
 use crate::cpu::kernels::{add_range, exponentials as to_exponentials, maxima as row_maxima, shares, size};
-use crate::linear::{Extents, add_weight_gradients};
+use crate::linear::add_weight_gradients;
 use crate::parallel::TensorParallel;
 use crate::pass::{Extent, Scratch};
 use crate::shape::Shape;
@@ -45,7 +45,12 @@ pub(crate) fn embed<T: Real>(
     let tokens = rows(extent.shape, axis, inputs);
     for (out, row) in out.chunks_exact_mut(hidden).zip(tokens) {
         match row {
-            Some(row) => out.copy_from_slice(&axis.input.weights[row * hidden..(row + 1) * hidden]),
+            Some(row) => {
+                out.copy_from_slice(&axis.input.weights[row * hidden..(row + 1) * hidden]);
+                if extent.shape.rounded {
+                    out.iter_mut().for_each(|x| *x = x.to_bf16());
+                }
+            }
             None => out.fill(T::ZERO),
         }
     }
@@ -78,7 +83,7 @@ pub(crate) fn cross_entropy<T: Real, P: TensorParallel<T>>(
     saved: &mut Saved<T>,
     group: &mut P,
 ) -> Result<f64, P::Error> {
-    let (team, tokens, hidden) = (extent.team, extent.tokens(), extent.shape.hidden);
+    let (team, tokens) = (extent.team, extent.tokens());
     let width = axis.units.len() as usize * extent.shape.vocab_block;
     let Saved { target_rows, exponentials, maxima, sums } = saved;
     target_rows.clear();
@@ -86,7 +91,7 @@ pub(crate) fn cross_entropy<T: Real, P: TensorParallel<T>>(
 
     size(exponentials, tokens * width);
     let head = if extent.shape.tied { &axis.input } else { &axis.output };
-    head.expand(Extents { team, tokens, rows: width, hidden }, normed, exponentials);
+    head.expand(extent.of(width), normed, exponentials);
     size(maxima, tokens);
     row_maxima(team, exponentials, maxima);
     group.all_reduce_max(maxima)?;
@@ -125,7 +130,7 @@ pub(crate) fn cross_entropy_backward<T: Real>(
     let d_normed = &mut scratch.d_normed;
     size(d_normed, tokens * hidden);
     let head = if extent.shape.tied { &axis.input } else { &axis.output };
-    head.expand_d_x(Extents { team, tokens, rows: width, hidden }, d_logits, d_normed);
+    head.expand_d_x(extent.of(width), d_logits, d_normed);
 }
 
 /// Adds the head's gradients, after [`cross_entropy_backward`].
@@ -135,10 +140,9 @@ pub(crate) fn head_gradients<T: Real>(
     normed: &[T],
     saved: &Saved<T>,
 ) {
-    let (team, tokens, hidden) = (extent.team, extent.tokens(), extent.shape.hidden);
     let rows = axis.units.len() as usize * extent.shape.vocab_block;
     let [(_, of_input), (_, of_output)] = axis.with_gradients();
     let gradients = if extent.shape.tied { of_input } else { of_output };
     // What were exponentials are gradients of the logits by now.
-    add_weight_gradients(Extents { team, tokens, rows, hidden }, &saved.exponentials, normed, gradients);
+    add_weight_gradients(extent.of(rows), &saved.exponentials, normed, gradients);
 }

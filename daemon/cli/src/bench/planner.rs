@@ -153,6 +153,8 @@ pub(super) fn job(replicas: u32) -> JobSpec {
             seq_len: 8192,
             tie_embeddings: false,
             dtype: Dtype::Bf16,
+            dropout: 0.0,
+            recompute: false,
         },
         parallel: ParallelSpec { data: replicas, tensor: TENSOR, pipeline: PIPELINE, min_tensor: 1 },
         batch: BatchSpec { global: 16 * replicas, micro: 1, policy: BatchPolicy::KeepGlobal },

@@ -33,6 +33,8 @@ pub(crate) fn spec(data: &Chosen, steps: u64, seed: u64, cores: usize) -> JobSpe
             seq_len: 64,
             tie_embeddings: false,
             dtype: Dtype::F32,
+            dropout: 0.0,
+            recompute: false,
         },
         parallel: ParallelSpec { data: REPLICAS, tensor: TENSOR, pipeline: 1, min_tensor: 2 },
         // Each replica computes its share at once, so that shares can be divided to the sample.

@@ -1,6 +1,6 @@
 //! What a job may ask for today: the planner knows more than the workers do.
 
-use super::{BatchPolicy, Dtype, JobSpec};
+use super::{BatchPolicy, JobSpec};
 use crate::toml_file::{FileError, Invalid, require};
 
 impl JobSpec {
@@ -16,9 +16,6 @@ impl JobSpec {
 
     /// Checks that the workers can carry out a valid job. Asked where a job is submitted; a plan does not need it.
     pub fn trainable(&self) -> Result<(), Invalid> {
-        require(self.model.dtype != Dtype::Bf16, "model.dtype", || {
-            "= \"bf16\" is not supported yet: allowed are \"f32\" and \"f64\"".into()
-        })?;
         require(self.parallel.pipeline == 1, "parallel.pipeline", || {
             format!("= {} is not supported yet: allowed is 1", self.parallel.pipeline)
         })?;

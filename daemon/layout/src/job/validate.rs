@@ -218,6 +218,10 @@ impl ModelSpec {
         require(model.head_dim().is_multiple_of(2), key, || {
             format!("makes heads of {}: rotary positions need an even head_dim", model.head_dim())
         })?;
+        let dropout = model.dropout;
+        require((0.0..1.0).contains(&dropout), "model.dropout", || {
+            format!("= {dropout} is out of range: allowed are numbers from 0 to below 1")
+        })?;
         let block = "a block is never divided";
         divides("model.ffn", model.ffn, "ffn_block", model.ffn_block, block)?;
         divides("model.vocab", model.vocab, "vocab_block", model.vocab_block, block)

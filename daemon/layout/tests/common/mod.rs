@@ -25,6 +25,8 @@ pub fn job(data: u32, tensor: u32, kv_heads: u32, ffn_units: u32, vocab_units: u
             seq_len: 64,
             tie_embeddings: false,
             dtype: Dtype::F32,
+            dropout: 0.0,
+            recompute: false,
         },
         parallel: ParallelSpec { data, tensor, pipeline: 1, min_tensor: 1 },
         batch: BatchSpec { global: 32, micro: 4, policy: BatchPolicy::KeepGlobal },

@@ -215,6 +215,9 @@ fn pack_right<T: Real>(b: View<'_, T>, out: &mut Vec<T>) {
     }
     for (panel, out) in out.chunks_exact_mut(b.rows * NR).take(panels).enumerate() {
         pack::<T, NR>(b.t().piece(panel * NR, NR.min(b.cols - panel * NR), 0, b.rows), out);
+        if b.rounded {
+            out.iter_mut().for_each(|x| *x = x.to_bf16());
+        }
     }
 }
 

@@ -11,6 +11,8 @@ pub(crate) struct View<'a, T> {
     pub(super) cols: usize,
     pub(super) row_stride: usize,
     pub(super) col_stride: usize,
+    /// A product sees the elements rounded to bf16.
+    pub(super) rounded: bool,
     borrowed: PhantomData<&'a [T]>,
 }
 
@@ -43,7 +45,20 @@ impl<'a, T> View<'a, T> {
     /// If the matrix does not fit the slice.
     pub(crate) fn strided(data: &'a [T], rows: usize, cols: usize, stride: usize) -> Self {
         assert_fits(data.len(), rows, cols, stride);
-        Self { data: data.as_ptr(), rows, cols, row_stride: stride, col_stride: 1, borrowed: PhantomData }
+        Self {
+            data: data.as_ptr(),
+            rows,
+            cols,
+            row_stride: stride,
+            col_stride: 1,
+            rounded: false,
+            borrowed: PhantomData,
+        }
+    }
+
+    /// The same matrix; to a product that has it on its right, rounded to bf16 if `rounded`.
+    pub(crate) fn rounded(self, rounded: bool) -> Self {
+        Self { rounded, ..self }
     }
 
     /// The transpose; nothing is copied.
@@ -104,6 +119,7 @@ impl<'a, T> ViewMut<'a, T> {
             cols: self.cols,
             row_stride: self.stride,
             col_stride: 1,
+            rounded: false,
             borrowed: PhantomData,
         }
     }

@@ -98,6 +98,12 @@ fn one_layer_tied_every_head_its_own_key() {
 }
 
 #[test]
+fn with_dropout_and_recomputation() {
+    gradients_match_differences(&ModelSpec { dropout: 0.3, recompute: true, ..small() });
+    gradients_match_differences(&ModelSpec { dropout: 0.3, tie_embeddings: true, layers: 1, ..small() });
+}
+
+#[test]
 fn one_key_for_all_heads_and_several_causal_blocks() {
     gradients_match_differences(&ModelSpec {
         layers: 1,

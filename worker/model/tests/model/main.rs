@@ -2,6 +2,7 @@
 
 mod definition;
 mod differences;
+mod modes;
 mod optimizer;
 mod reshard;
 mod sharded;

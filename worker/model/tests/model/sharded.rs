@@ -3,7 +3,7 @@
 use crate::support::{
     Left, Owned, batch, everything, everything_from, group, lively, model, scattered, split, together,
 };
-use reknit_layout::job::ModelSpec;
+use reknit_layout::job::{Dtype, ModelSpec};
 use reknit_layout::{Axis, Units};
 use reknit_model::{Alone, Batch, BatchError, Real, Shard, StepError};
 use std::thread;
@@ -73,6 +73,19 @@ fn two_three_and_four_ranks() {
     for ranks in 2..=4 {
         same_as_one_rank::<f64>(&model(), &split(&model(), ranks), 1e-10);
         same_as_one_rank::<f32>(&model(), &split(&model(), ranks), 1e-4);
+    }
+}
+
+#[test]
+fn in_every_mode() {
+    for dropout in [0.0, 0.25] {
+        for recompute in [false, true] {
+            for dtype in [Dtype::F64, Dtype::Bf16] {
+                let model = ModelSpec { dropout, recompute, dtype, ..model() };
+                same_as_one_rank::<f64>(&model, &scattered(&model, 3), 1e-10);
+                same_as_one_rank::<f32>(&model, &split(&model, 4), 1e-4);
+            }
+        }
     }
 }
 

@@ -25,6 +25,8 @@ pub(crate) fn model() -> ModelSpec {
         seq_len: 7,
         tie_embeddings: false,
         dtype: Dtype::F64,
+        dropout: 0.0,
+        recompute: false,
     }
 }
 

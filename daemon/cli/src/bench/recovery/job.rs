@@ -58,6 +58,8 @@ fn model(params: u64, tensor: u32) -> ModelSpec {
             seq_len: SEQ_LEN,
             tie_embeddings: false,
             dtype: Dtype::F32,
+            dropout: 0.0,
+            recompute: false,
         }
     };
     // Every slot needs a unit of each family.

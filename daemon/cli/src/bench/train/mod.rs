@@ -43,6 +43,8 @@ impl Shape {
             seq_len,
             tie_embeddings: false,
             dtype: Dtype::F32,
+            dropout: 0.0,
+            recompute: false,
         }
     }
 
