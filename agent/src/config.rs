@@ -57,6 +57,9 @@ pub(crate) struct RunArguments {
     /// The address of this node at which its workers listen for those of other nodes.
     #[arg(long, env = "REKNIT_DATA_IP", default_value = "127.0.0.1")]
     data_ip: IpAddr,
+    /// Threads that each worker computes with on the CPU: at most the node's cores divided by its GPUs.
+    #[arg(long, env = "REKNIT_WORKER_THREADS", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    worker_threads: u32,
     /// The worker program. By default reknit-worker beside this program.
     #[arg(long, env = "REKNIT_WORKER_BINARY")]
     worker_binary: Option<PathBuf>,
@@ -192,6 +195,7 @@ impl RunArguments {
                 daemons: daemons.to_string(),
                 node: node.clone(),
                 data_ip: self.data_ip,
+                threads: self.worker_threads,
                 logs: log_to,
             },
             daemons,

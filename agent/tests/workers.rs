@@ -58,7 +58,7 @@ async fn a_worker_gets_its_flags_and_its_log() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let expected = format!(
-        "--daemon http://{} --job job --gpu {} --node n0 --incarnation 3 --data-ip 127.0.0.2\n",
+        "--daemon http://{} --job job --gpu {} --node n0 --incarnation 3 --data-ip 127.0.0.2 --threads 1\n",
         daemon.address, node.gpus[1]
     );
     assert_eq!(text, expected);

@@ -26,6 +26,9 @@ pub struct Config {
     /// Where the data plane listens for other nodes.
     #[arg(long, default_value = "127.0.0.1")]
     pub data_ip: IpAddr,
+    /// Threads that compute.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: u32,
     #[arg(long, value_enum, default_value = "human")]
     pub log: LogFormat,
 }

@@ -6,7 +6,7 @@ use crate::session::Outbox;
 use crate::status::Status;
 use reknit_layout::job::Dtype;
 use reknit_layout::{Epoch, JobSpec, WorkerKey};
-use reknit_model::Real;
+use reknit_model::{Real, Team};
 use reknit_plane::{Element, Plane};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -20,6 +20,8 @@ pub struct Desk {
     pub aborts: Arc<crate::abort::Aborts>,
     pub status: Arc<Status>,
     pub outbox: Arc<Outbox>,
+    /// The threads that compute.
+    pub threads: Arc<Team>,
 }
 
 impl std::fmt::Debug for Desk {
@@ -70,6 +72,7 @@ fn serve<T: Real + Element>(
         aborts: Arc::clone(&desk.aborts),
         pace: Arc::clone(desk.status.pace()),
         outbox: Arc::clone(&desk.outbox),
+        threads: Arc::clone(&desk.threads),
     };
     let rank = Rank::<T>::new(setting)?;
     Control { desk, rank, phase: Phase::Idle }.run(orders)

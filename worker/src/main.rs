@@ -1,6 +1,7 @@
 //! One rank of a training job.
 
 use clap::Parser;
+use reknit_model::Team;
 use reknit_plane::Plane;
 use reknit_plane::host::HostPlane;
 use reknit_worker::abort::Aborts;
@@ -87,7 +88,10 @@ fn serve(config: &Config, plane: Arc<HostPlane>) -> Result<(), RankError> {
         .name("session".to_owned())
         .spawn(move || runtime.block_on(session.run()))
         .map_err(|error| RankError::Refused(format!("cannot start the session's thread: {error}")))?;
-    let desk = Desk { worker: config.worker(), plane, aborts, status, outbox };
+    let threads = Team::new(config.threads as usize).map_err(|error| {
+        RankError::Refused(format!("the system gives no threads to compute with: {error}"))
+    })?;
+    let desk = Desk { worker: config.worker(), plane, aborts, status, outbox, threads };
     let result = control::run(&desk, &inbox);
     // The process ends with this thread; the session's thread has nothing left to save.
     drop((inbox, serving));

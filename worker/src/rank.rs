@@ -34,6 +34,8 @@ pub struct Setting {
     pub pace: Arc<Pace>,
     /// Where it tells of checkpoints.
     pub outbox: Arc<Outbox>,
+    /// The threads that compute.
+    pub threads: Arc<reknit_model::Team>,
 }
 
 impl std::fmt::Debug for Setting {
@@ -224,7 +226,7 @@ impl<T: Real + Element> Rank<T> {
         };
         let owned = team.as_ref().and_then(|team| owned_by(&team.layout, team.place));
         let mut vote = None;
-        let shard = match (owned, &prepare.checkpoint) {
+        let mut shard = match (owned, &prepare.checkpoint) {
             (None, _) => None,
             (Some(owned), Some(folder)) => {
                 let loaded = load(model, folder, prepare.resume_step, &owned)?;
@@ -237,6 +239,9 @@ impl<T: Real + Element> Rank<T> {
             (Some(owned), None) if held.is_some_and(|held| *held.owned() == owned) => None,
             (Some(owned), None) => Some(Shard::rebuild(model, &owned, held, &received)?),
         };
+        if let Some(shard) = &mut shard {
+            shard.set_team(Arc::clone(&self.setting.threads));
+        }
         let replicated_digest = shard.as_ref().or(held).map(Shard::replicated_digest).unwrap_or_default();
         self.next = Some(Next { epoch: prepare.epoch, step: prepare.resume_step, vote, team, shard });
         Ok(Prepared { step: prepare.resume_step, replicated_digest, bytes_received })

@@ -316,6 +316,7 @@ fn a_preparation_that_waits_for_peers_is_known_by_its_epoch_and_can_be_closed() 
         aborts: Arc::new(Aborts::new(Arc::clone(&seat.plane))),
         status: Arc::default(),
         outbox: Arc::default(),
+        threads: reknit_model::Team::alone(),
     };
     let until = |phase: Phase| {
         let deadline = Instant::now() + TIMEOUTS.join / 2;

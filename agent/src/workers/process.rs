@@ -25,6 +25,7 @@ pub(crate) struct WorkerSpec {
     pub(crate) daemons: String,
     pub(crate) node: String,
     pub(crate) data_ip: IpAddr,
+    pub(crate) threads: u32,
     pub(crate) logs: LogTo,
 }
 
@@ -50,6 +51,7 @@ impl Process {
             .args(["--node", &spec.node])
             .args(["--incarnation", &worker.key.incarnation.to_string()])
             .args(["--data-ip", &spec.data_ip.to_string()])
+            .args(["--threads", &spec.threads.to_string()])
             .env_clear()
             .envs(environment::of_worker(std::env::vars_os(), spec, worker, index, spawn))
             .stdin(Stdio::null())

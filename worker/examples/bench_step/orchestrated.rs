@@ -36,6 +36,7 @@ impl Orchestrated {
             aborts: Arc::new(Aborts::new(Arc::clone(plane))),
             pace: Arc::clone(status.pace()),
             outbox: Arc::default(),
+            threads: reknit_model::Team::alone(),
         };
         let mut rank = Rank::new(setting).expect("the text is there");
         let epoch = Epoch(3);

@@ -192,6 +192,7 @@ impl<T: Real + Element> Crew<T> {
             aborts: Arc::new(Aborts::new(Arc::clone(&plane))),
             pace: Arc::clone(&pace),
             outbox: Arc::default(),
+            threads: reknit_model::Team::alone(),
         };
         let rank = Rank::new(setting).unwrap();
         self.seats.push(Seat { worker, place, rank, plane, pace, trigger, failed: None });

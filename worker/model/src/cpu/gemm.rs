@@ -203,13 +203,19 @@ fn blocks<T: Real, L: Lanes<T>, const MR: usize>(of: Work<'_, T>, c: ViewMut<'_,
     }
 }
 
+/// Makes the buffer at least `len` long, and `usual` at once: what is not used takes no memory, and it need not grow again.
+#[inline(always)]
+fn provide<T: Real>(buffer: &mut Vec<T>, len: usize, usual: usize) {
+    if buffer.len() < len {
+        *buffer = vec![T::ZERO; len.max(usual)];
+    }
+}
+
 /// Panels of [`NR`] columns; in each the rows follow each other, filled up with zeros.
 #[inline(always)]
 fn pack_right<T: Real>(b: View<'_, T>, out: &mut Vec<T>) {
     let panels = b.cols.div_ceil(NR);
-    if out.len() < panels * b.rows * NR {
-        out.resize(panels * b.rows * NR, T::ZERO);
-    }
+    provide(out, panels * b.rows * NR, KC * NC);
     if b.rows == 0 {
         return;
     }
@@ -225,9 +231,7 @@ fn pack_right<T: Real>(b: View<'_, T>, out: &mut Vec<T>) {
 #[inline(always)]
 fn pack_left_rows<T: Real, const MR: usize>(a: View<'_, T>, out: &mut Vec<T>) {
     let panels = a.rows.div_ceil(MR);
-    if out.len() < panels * a.cols * MR {
-        out.resize(panels * a.cols * MR, T::ZERO);
-    }
+    provide(out, panels * a.cols * MR, MC * KC);
     if a.cols == 0 {
         return;
     }
