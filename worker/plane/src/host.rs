@@ -10,6 +10,7 @@ mod handle;
 mod handshake;
 mod hub;
 mod join;
+mod life;
 mod link;
 mod lobby;
 mod member;
@@ -21,6 +22,7 @@ mod room;
 mod running;
 mod streaming;
 mod transfer;
+mod watch;
 mod window;
 mod wire;
 mod work;
@@ -31,6 +33,7 @@ use handle::HostGroup;
 use handshake::Key;
 use hub::{Hub, bell};
 use join::Join;
+use life::Life;
 use lobby::Lobby;
 use offer::Windows;
 use room::Room;
@@ -115,17 +118,24 @@ impl HostPlane {
             tcp: tcp.local_addr().map_err(tcp_failed)?.to_string(),
         };
         let hub = Arc::new(Hub::new()?);
-        let engine = Engine::new(&hub);
+        // A kernel without it only shows deaths later.
+        let life = (transport == Transport::Shared).then(|| Life::new().ok().map(Arc::new)).flatten();
+        let engine = Engine::new(&hub, life.as_ref());
+        let watch = Arc::clone(&hub);
         let lobby = Arc::new(Lobby::new()?);
         let mut plane = HostPlane {
             endpoint,
             transport,
-            windows: Windows::new(transport == Transport::Shared),
+            windows: Windows::new(transport == Transport::Shared, life),
             lobby: Arc::clone(&lobby),
             hub,
             threads: Vec::new(),
         };
-        plane.spawn("plane-engine", move || engine.run())?;
+        let (alive, tied) = std::sync::mpsc::channel();
+        plane.spawn("plane-engine", move || engine.run(&alive))?;
+        // No peer may see the signs of life before there are any.
+        let _engine_is_up = tied.recv();
+        plane.spawn("plane-watch", move || watch.watch.run())?;
         plane.spawn("plane-lobby", move || lobby.run(&unix, &tcp))?;
         Ok(plane)
     }

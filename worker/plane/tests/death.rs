@@ -167,6 +167,11 @@ fn survive(node: impl Fn(usize) -> String, mib: usize, news: News) {
         let ends: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
         (killed, ends)
     });
+    if mib > 0 && news == News::None {
+        // The end of its socket comes only after that of its memory.
+        let died = ends.iter().any(|(_, error, _)| error.to_string().contains("its process died"));
+        assert!(died, "{ends:?}");
+    }
     for (finished, error, failed) in ends {
         // The victim saw its second operation end, so everybody was in it.
         assert!(finished >= 1, "the group worked before");
@@ -219,4 +224,10 @@ fn a_killed_rank_on_another_node_is_named_at_once_and_the_rest_go_on() {
 #[test]
 fn the_news_of_a_death_is_enough_while_a_gigabyte_is_torn_down() {
     survive(|_| "node".into(), 1536, News::Pushed);
+}
+
+/// The end of its sockets would take longer than the memory's.
+#[test]
+fn a_killed_rank_with_a_gigabyte_is_named_at_once() {
+    survive(|_| "node".into(), 1536, News::None);
 }

@@ -1,12 +1,14 @@
 //! The one thread of a plane that moves the data of every group that nobody drives.
 
 use super::hub::{Hub, WAKE, timespec};
+use super::life::Life;
 use super::room::State;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 /// Events taken per call.
@@ -18,14 +20,21 @@ pub(super) struct Engine {
     /// Groups with something to do at once.
     busy: BTreeSet<u64>,
     stopping: bool,
+    /// Ends with this thread, if there is one.
+    life: Option<Arc<Life>>,
 }
 
 impl Engine {
-    pub(super) fn new(hub: &Arc<Hub>) -> Engine {
-        Engine { hub: Arc::clone(hub), busy: BTreeSet::new(), stopping: false }
+    pub(super) fn new(hub: &Arc<Hub>, life: Option<&Arc<Life>>) -> Engine {
+        Engine { hub: Arc::clone(hub), busy: BTreeSet::new(), stopping: false, life: life.cloned() }
     }
 
-    pub(super) fn run(mut self) {
+    /// Tells `alive` once its signs of life are there.
+    pub(super) fn run(mut self, alive: &Sender<()>) {
+        let life = self.life.take();
+        // Failing that, peers wait for signs that never change, and see the end of the sockets.
+        let _tie = life.as_ref().map(|life| life.tie());
+        let _nobody_waits = alive.send(());
         let mut events = Vec::with_capacity(EVENTS);
         while !(self.stopping && self.hub.rooms().is_empty()) {
             let patience =

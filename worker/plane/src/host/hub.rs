@@ -2,6 +2,7 @@
 
 use super::HostError;
 use super::room::Room;
+use super::watch::Watch;
 use super::work::lock;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
@@ -31,6 +32,7 @@ pub(super) struct Hub {
     /// has passed, so that operations which end in time do not wake the engine.
     alarm: AtomicU64,
     stopping: AtomicBool,
+    pub(super) watch: Watch,
 }
 
 impl Hub {
@@ -48,6 +50,7 @@ impl Hub {
             start: Instant::now(),
             alarm: AtomicU64::new(u64::MAX),
             stopping: AtomicBool::new(false),
+            watch: Watch::default(),
         })
     }
 
@@ -65,6 +68,7 @@ impl Hub {
         if let Err(errno) = epoll::add(&self.epoll, &room.epoll, data, epoll::EventFlags::IN) {
             room.shared.fail(room.shared.io(format!("cannot watch the group: {errno}")));
         }
+        self.watch.add(room, room.signs());
         Ok(())
     }
 
@@ -82,6 +86,7 @@ impl Hub {
         {
             // What remains of it is closed together with the room.
             let _ = epoll::delete(&self.epoll, &room.epoll);
+            self.watch.forget(&room);
         }
     }
 
@@ -98,6 +103,7 @@ impl Hub {
 
     pub(super) fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
+        self.watch.stop();
         ring(&self.wake);
     }
 

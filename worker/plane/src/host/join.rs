@@ -324,7 +324,7 @@ impl<'a> Join<'a> {
                 Answer::Wait => Ok(Progress::Wait(candidate)),
                 Answer::End => Err(self.lost(peer, "it closed the connection during the handshake")),
                 Answer::Bad(detail) => Err(self.refused(format!("rank {peer}: {detail}"))),
-                Answer::Agreed(ring) => Ok(Progress::Linked(peer, Wire::new(candidate.socket, ring))),
+                Answer::Agreed(near) => Ok(Progress::Linked(peer, Wire::new(candidate.socket, near))),
             },
         }
     }

@@ -12,6 +12,7 @@ const STAGE: usize = 16 << 10;
 #[derive(Debug)]
 pub(super) enum LinkError {
     Closed,
+    Died,
     Broken(Errno),
     /// The peer said so.
     Left(Cause),
@@ -22,6 +23,7 @@ impl From<WireError> for LinkError {
     fn from(error: WireError) -> Self {
         match error {
             WireError::Closed => LinkError::Closed,
+            WireError::Died => LinkError::Died,
             WireError::Broken(errno) => LinkError::Broken(errno),
             WireError::Garbage(detail) => LinkError::Garbage(detail),
         }
@@ -34,6 +36,7 @@ impl LinkError {
     pub(super) fn blame(self, group: &str, me: usize, peer: usize) -> PlaneError {
         let (rank, detail) = match self {
             LinkError::Closed => (peer, "its connection ended".into()),
+            LinkError::Died => (peer, "its process died".into()),
             LinkError::Broken(errno) => (peer, format!("its connection broke: {errno}")),
             LinkError::Garbage(detail) => (peer, detail),
             LinkError::Left(Cause::LostPeer(dead)) if dead != me => {
@@ -149,7 +152,7 @@ impl Link {
     /// Writes from two pieces in turn. Zero when there is no room.
     pub(super) fn write(&mut self, head: &[u8], body: &[u8]) -> Result<usize, LinkError> {
         self.wire.write(head, body).map_err(|error| match error {
-            WireError::Closed | WireError::Broken(_) => self.last_words(error),
+            WireError::Closed | WireError::Died | WireError::Broken(_) => self.last_words(error),
             WireError::Garbage(_) => error.into(),
         })
     }

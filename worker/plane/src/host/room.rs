@@ -3,6 +3,7 @@
 
 use super::HostError;
 use super::hub::{Hub, bell, ring, timespec};
+use super::life::Sign;
 use super::link::Link;
 use super::member::{Member, Parting, Turn};
 use super::ring::Ring;
@@ -209,6 +210,25 @@ impl Room {
         true
     }
 
+    /// The sign of life of this rank is over.
+    pub(super) fn lose(&self, rank: usize) {
+        if let Some(link) = lock(&self.inside).link(rank) {
+            link.wire.lose();
+        }
+        self.ring();
+    }
+
+    /// The signs of life of those that give one.
+    pub(super) fn signs(&self) -> Vec<(usize, Arc<Sign>)> {
+        match &lock(&self.inside).phase {
+            Phase::Open(member) => member
+                .links()
+                .filter_map(|(rank, link)| Some((rank, Arc::clone(link.wire.sign()?))))
+                .collect(),
+            Phase::Parting(_) | Phase::Over => Vec::new(),
+        }
+    }
+
     /// The plane is being dropped.
     pub(super) fn close_soon(&self, now: Instant) {
         let mut inside = lock(&self.inside);
@@ -308,18 +328,21 @@ impl Inside {
             if word == BELL {
                 continue;
             }
-            let link = match &mut self.phase {
-                Phase::Open(member) => member.link(word as usize),
-                Phase::Parting(parting) => parting.link(word as usize),
-                Phase::Over => None,
-            };
-            if let Some(link) = link {
+            if let Some(link) = self.link(word as usize) {
                 link.wire.notice(
                     flags.contains(Flags::IN),
                     flags.contains(Flags::OUT),
                     flags.intersects(Flags::RDHUP | Flags::HUP | Flags::ERR),
                 );
             }
+        }
+    }
+
+    fn link(&mut self, rank: usize) -> Option<&mut Link> {
+        match &mut self.phase {
+            Phase::Open(member) => member.link(rank),
+            Phase::Parting(parting) => parting.link(rank),
+            Phase::Over => None,
         }
     }
 

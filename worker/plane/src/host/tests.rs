@@ -107,12 +107,12 @@ fn wait_for_end(socket: &OwnedFd) {
 
 /// Passes a window to rank 0 as it should be, and gets it back to write into it.
 fn agree(socket: &OwnedFd) -> OwnWindow {
-    let windows = Windows::new(true);
+    let windows = Windows::new(true, None);
     let mut offered = windows.offer(socket).unwrap();
     let until = Instant::now() + PATIENCE;
     loop {
         match offered.answer(socket, &windows) {
-            Answer::Agreed(Some(ring)) => return ring.into_own_window(),
+            Answer::Agreed(Some(near)) => return near.ring.into_own_window(),
             Answer::Wait => assert!(Instant::now() < until),
             other => panic!("{other:?}"),
         }
@@ -167,7 +167,7 @@ fn frames_of_nonsense_in_a_window_are_blamed_on_its_owner() {
 #[test]
 fn an_offer_of_nonsense_fails_the_join() {
     let error = against(Op::Barrier, |socket| {
-        rustix::net::send(&socket, &[0xff; 16], rustix::net::SendFlags::NOSIGNAL).unwrap();
+        rustix::net::send(&socket, &[0xff; offer::OFFER], rustix::net::SendFlags::NOSIGNAL).unwrap();
         wait_for_end(&socket);
     });
     assert!(matches!(&error, PlaneError::Handshake { detail, .. } if detail.contains("rank 1")), "{error}");

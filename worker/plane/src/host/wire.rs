@@ -1,15 +1,20 @@
 //! How bytes get to a peer and from it: a socket, with shared memory beside it where the two ranks have some.
 
+use super::life::Sign;
+use super::offer::Near;
 use super::ring::Ring;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg, sockopt};
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 /// What ends a connection, as far as this rank can see.
 #[derive(Debug)]
 pub(super) enum WireError {
     Closed,
+    /// The peer's process has come to its end.
+    Died,
     Broken(Errno),
     Garbage(String),
 }
@@ -18,18 +23,20 @@ pub(super) enum WireError {
 #[derive(Debug)]
 pub(super) struct Wire {
     socket: OwnedFd,
-    /// Carries all data if there is one. Then the socket only wakes up and, by its end, tells of the peer's.
-    ring: Option<Ring>,
+    /// Its ring carries all data if there is one. Then the socket only wakes up and, by its end, tells of the peer's.
+    near: Option<Box<Near>>,
     readable: bool,
     writable: bool,
     /// The peer has hung up: a short read may be followed by the end without another event.
     hung_up: bool,
+    /// The peer's sign of life is over. What it has said before still counts.
+    died: bool,
 }
 
 impl Wire {
     /// Takes a connected, non-blocking socket.
-    pub(super) fn new(socket: OwnedFd, ring: Option<Ring>) -> Wire {
-        Wire { socket, ring, readable: true, writable: true, hung_up: false }
+    pub(super) fn new(socket: OwnedFd, near: Option<Box<Near>>) -> Wire {
+        Wire { socket, near, readable: true, writable: true, hung_up: false, died: false }
     }
 
     pub(super) fn socket(&self) -> &OwnedFd {
@@ -42,7 +49,17 @@ impl Wire {
     }
 
     pub(super) fn ring(&mut self) -> Option<&mut Ring> {
-        self.ring.as_mut()
+        self.near.as_mut().map(|near| &mut near.ring)
+    }
+
+    pub(super) fn sign(&self) -> Option<&Arc<Sign>> {
+        self.near.as_ref()?.sign.as_ref()
+    }
+
+    pub(super) fn lose(&mut self) {
+        self.died = true;
+        self.hung_up = true;
+        self.readable = true;
     }
 
     pub(super) fn notice(&mut self, readable: bool, writable: bool, hung_up: bool) {
@@ -58,7 +75,7 @@ impl Wire {
 
     /// Zero when nothing is there yet; the end of the stream is an error.
     pub(super) fn read(&mut self, into: &mut [u8]) -> Result<usize, WireError> {
-        let Some(ring) = &mut self.ring else {
+        let Some(Near { ring, .. }) = self.near.as_deref_mut() else {
             return receive(&self.socket, into, &mut self.readable, self.hung_up);
         };
         let garbage = |error| WireError::Garbage(format!("{error}"));
@@ -67,24 +84,26 @@ impl Wire {
             return Ok(count);
         }
         loop {
-            match receive(&self.socket, &mut [0; 64], &mut self.readable, self.hung_up) {
+            let end = match receive(&self.socket, &mut [0; 64], &mut self.readable, self.hung_up) {
                 // Calls to wake up.
-                Ok(1..) => {}
-                Ok(0) => return Ok(0),
-                // What it wrote before its end is still there.
-                Err(end) => match ring.read(into, &self.socket).map_err(garbage)? {
-                    0 => return Err(end),
-                    count => return Ok(count),
-                },
-            }
+                Ok(1..) => continue,
+                Ok(0) if !self.died => return Ok(0),
+                Ok(0) => WireError::Died,
+                Err(end) => end,
+            };
+            // What it wrote before its end is still there.
+            return match ring.read(into, &self.socket).map_err(garbage)? {
+                0 => Err(end),
+                count => Ok(count),
+            };
         }
     }
 
     /// Writes from two pieces in turn. Zero when there is no room.
     pub(super) fn write(&mut self, head: &[u8], body: &[u8]) -> Result<usize, WireError> {
-        match &mut self.ring {
+        match self.near.as_deref_mut() {
             None => self.send(head, body),
-            Some(ring) => {
+            Some(Near { ring, .. }) => {
                 let mut count = 0;
                 for piece in [head, body] {
                     let written = ring.write(piece, &self.socket);
