@@ -3,8 +3,9 @@
 //! this process over the real host plane, so they share its processors: of what is not waiting, processor time tells
 //! more than the clock. The ways to take a step alternate, and every figure is of medians of one run.
 //!
-//! `cargo run --release -p reknit-worker --example bench_step -- sums|orchestration [ROUNDS [LINK]]`: LINK is the rate in
-//! MB/s of a pretended link between replicas that takes no processor, as on a cluster; 0 for none.
+//! `cargo run --release -p reknit-worker --example bench_step -- sums|orchestration [ROUNDS [LINK [LAYOUT]]]`: LINK is the rate in
+//! MB/s of a pretended link between replicas that takes no processor, as on a cluster; 0 for none. LAYOUT is one of those printed, or
+//! its beginning.
 
 mod lineup;
 mod link;
@@ -35,19 +36,22 @@ fn main() {
     let rounds = args.next().map_or(15, |text| text.parse().expect("ROUNDS is a number"));
     let link = args.next().map_or(0.0, |text| text.parse().expect("LINK is a number"));
     match what.as_str() {
-        "sums" => sums(rounds, link),
+        "sums" => sums(rounds, link, &args.next().unwrap_or_default()),
         "orchestration" => orchestration(rounds),
         other => panic!("{other} is neither sums nor orchestration"),
     }
 }
 
-fn sums(rounds: usize, link: f64) {
+fn sums(rounds: usize, link: f64, only: &str) {
     println!(
         "medians in ms        step: under, after, without | sums after backward: under, after | hidden of can be"
     );
     for (name, data, tensor, lost) in
         [("2x2", 2, 2, false), ("3x1", 3, 1, false), ("2x2 minus 1", 2, 2, true), ("2x3 minus 1", 2, 3, true)]
     {
+        if !name.starts_with(only) {
+            continue;
+        }
         let mut ranks = line_up(data, tensor, lost, link);
         let mut ways = vec![Way::Under, Way::After, Way::Without];
         if lost {
