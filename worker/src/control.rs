@@ -1,5 +1,6 @@
 //! The worker's own state machine: carries out the daemon's orders with a [`Rank`], on the training thread.
 
+use crate::ahead::Summons;
 use crate::messages::{Order, Phase, Prepare, Report, Timeouts, WorkerState};
 use crate::rank::{Rank, RankError, Setting};
 use crate::session::Outbox;
@@ -22,6 +23,7 @@ pub struct Desk {
     pub outbox: Arc<Outbox>,
     /// The threads that compute.
     pub threads: Arc<Team>,
+    pub summons: Arc<Summons>,
 }
 
 impl std::fmt::Debug for Desk {
@@ -45,7 +47,13 @@ pub fn run(desk: &Desk, orders: &Receiver<Order>) -> Result<(), RankError> {
                 info!(%epoch, reason, "stopped");
                 return Ok(());
             }
-            Ok(Order::CloseEpoch { .. } | Order::Pause { .. } | Order::Prepare(_) | Order::Resume { .. }) => {
+            Ok(
+                Order::CloseEpoch { .. }
+                | Order::Pause { .. }
+                | Order::Join(_)
+                | Order::Prepare(_)
+                | Order::Resume { .. },
+            ) => {
                 warn!("an order came before the welcome; ignored");
             }
             Err(_) => return Err(session_lost()),
@@ -73,9 +81,14 @@ fn serve<T: Real + Element>(
         pace: Arc::clone(desk.status.pace()),
         outbox: Arc::clone(&desk.outbox),
         threads: Arc::clone(&desk.threads),
+        chunk: crate::reshard::CHUNK,
     };
     let rank = Rank::<T>::new(setting)?;
-    Control { desk, rank, phase: Phase::Idle }.run(orders)
+    desk.summons.answer_with(Arc::clone(rank.joins()), Arc::clone(&desk.outbox));
+    let mut control = Control { desk, rank, phase: Phase::Idle };
+    control.enter(Phase::Idle);
+    control.report_quiesced();
+    control.run(orders)
 }
 
 struct Control<'a, T: Real> {
@@ -100,12 +113,15 @@ impl<T: Real + Element> Control<'_, T> {
                     Err(TryRecvError::Empty) => None,
                     Err(TryRecvError::Disconnected) => return Err(session_lost()),
                 },
-                Phase::Idle | Phase::Quiesced | Phase::Preparing | Phase::Ready | Phase::Completed => {
-                    match orders.recv() {
-                        Ok(order) => Some(order),
-                        Err(_) => return Err(session_lost()),
-                    }
-                }
+                Phase::Opening
+                | Phase::Idle
+                | Phase::Quiesced
+                | Phase::Preparing
+                | Phase::Ready
+                | Phase::Completed => match orders.recv() {
+                    Ok(order) => Some(order),
+                    Err(_) => return Err(session_lost()),
+                },
             };
             match order {
                 Some(order) => {
@@ -128,6 +144,8 @@ impl<T: Real + Element> Control<'_, T> {
                     self.report_quiesced();
                 }
             }
+            // It is joined on another thread; who trains does so meanwhile, and who does not allocates.
+            Order::Join(prepare) => self.rank.allocate(&prepare),
             Order::Prepare(prepare) => self.prepare(&prepare)?,
             Order::Resume { epoch } => {
                 if self.rank.resume(epoch) {
@@ -212,7 +230,7 @@ impl<T: Real + Element> Control<'_, T> {
 
     fn train(&mut self) -> Result<(), RankError> {
         let epoch = self.rank.epoch();
-        match self.rank.train_step(self.desk.status.pause_asked(epoch)) {
+        match self.rank.train_step(&|| self.desk.status.pause_asked(epoch)) {
             Ok(done) => {
                 self.desk.status.set_committed(done.committed.step, done.committed.vote, done.computed);
                 self.desk.outbox.push(Report::Committed(done.committed));

@@ -7,6 +7,7 @@ use crate::pace::Activity;
 use reknit_layout::{Epoch, GpuId, Incarnation, JobSpec, NodeName, Step, WorkerKey};
 use reknit_plane::{Endpoint, Ticket};
 use reknit_proto::{Message, unpack, v1};
+use std::sync::Arc;
 use std::time::Duration;
 
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +81,7 @@ pub fn report(job: &str, report: Report) -> v1::WorkerReport {
             Wire::PlaneFailed(v1::PlaneFailed { epoch: epoch.0, reason, peer: peer_key(peer) })
         }
         Report::Quiesced(state) => Wire::Quiesced(v1::Quiesced { state: Some(self::state(&state)) }),
+        Report::Joined { epoch } => Wire::Joined(v1::Joined { epoch: epoch.0 }),
         Report::Ready { epoch, step, replicated_digest } => {
             Wire::Ready(v1::Ready { epoch: epoch.0, replicated_digest, step: step.0 })
         }
@@ -110,6 +112,7 @@ pub fn order(order: v1::WorkerOrder) -> Result<Order, ConvertError> {
         }
         Wire::CloseEpoch(close) => Order::CloseEpoch { epoch: Epoch(close.epoch), reason: close.reason },
         Wire::Pause(pause) => Order::Pause { epoch: Epoch(pause.epoch) },
+        Wire::Join(join) => Order::Join(Arc::new(prepare(join)?)),
         Wire::Prepare(prepare) => Order::Prepare(Box::new(self::prepare(prepare)?)),
         Wire::Resume(resume) => Order::Resume { epoch: Epoch(resume.epoch) },
         Wire::Stop(stop) => Order::Stop { epoch: Epoch(stop.epoch), reason: stop.reason },
@@ -204,6 +207,7 @@ fn committed(committed: &Committed) -> v1::Committed {
 
 fn state(state: &WorkerState) -> v1::WorkerState {
     let phase = match state.phase {
+        Phase::Opening => v1::worker_state::Phase::Opening,
         Phase::Idle => v1::worker_state::Phase::Idle,
         Phase::Training => v1::worker_state::Phase::Training,
         Phase::Quiesced => v1::worker_state::Phase::Quiesced,

@@ -48,6 +48,10 @@ pub struct SumGroups {
 }
 
 impl SumGroups {
+    pub fn communicators(&mut self) -> impl Iterator<Item = &mut Communicator> {
+        [&mut self.handover, &mut self.giveback, &mut self.column].into_iter().flatten()
+    }
+
     /// Leaves the groups in order, so that slower peers see an end and not a death.
     pub fn retire(self) {
         for group in [self.handover, self.giveback, self.column].into_iter().flatten() {
@@ -118,6 +122,10 @@ impl<T> Flight<T> {
 }
 
 impl<T: Real + Element> Exchange<T> {
+    pub fn communicators(&mut self) -> impl Iterator<Item = &mut Communicator> {
+        self.groups.communicators()
+    }
+
     pub fn new(groups: SumGroups, parcels: Vec<Parcel>, sync: &SyncPlan, norm: bool) -> Self {
         let others = sync.is_needed() && sync.give.len() > 1;
         Self {

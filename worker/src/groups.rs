@@ -224,6 +224,17 @@ pub struct Joined<T> {
     pub team: Option<Team<T>>,
 }
 
+impl<T: Real + Element> Joined<T> {
+    /// From now on its operations are told of there.
+    pub fn at_pace(mut self, pace: &Arc<Pace>) -> Self {
+        let team = self.team.iter_mut().flat_map(Team::communicators);
+        for comm in self.reshard.iter_mut().chain(team) {
+            comm.pace = Arc::clone(pace);
+        }
+        self
+    }
+}
+
 /// What an order to prepare makes of this worker, and whom it trains with.
 struct Seat<'a> {
     layout: &'a Layout,
@@ -356,6 +367,11 @@ fn wait(joining: Joining<'_>) -> Result<Communicator, CommError> {
 }
 
 impl<T: Real + Element> Team<T> {
+    fn communicators(&mut self) -> impl Iterator<Item = &mut Communicator> {
+        let Self { tensor, exchange, speakers, .. } = self;
+        [tensor].into_iter().chain(speakers).chain(exchange.communicators())
+    }
+
     /// The sum over all members: the same bits on each, and only when every member has come to it. Each group sums for
     /// itself, its first rank speaks for it among all groups, and passes on what comes of that.
     pub fn sum(&mut self, mut values: Vec<f64>) -> Result<Vec<f64>, CommError> {

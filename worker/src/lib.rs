@@ -4,6 +4,7 @@
 //! [`control`] drives it by the daemon's orders; [`session`] carries orders and reports over gRPC.
 
 pub mod abort;
+pub mod ahead;
 pub mod config;
 pub mod control;
 pub mod convert;

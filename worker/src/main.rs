@@ -5,6 +5,7 @@ use reknit_model::Team;
 use reknit_plane::Plane;
 use reknit_plane::host::HostPlane;
 use reknit_worker::abort::Aborts;
+use reknit_worker::ahead::Summons;
 use reknit_worker::config::{Config, LogFormat};
 use reknit_worker::control::{self, Desk};
 use reknit_worker::rank::RankError;
@@ -68,6 +69,7 @@ fn serve(config: &Config, plane: Arc<HostPlane>) -> Result<(), RankError> {
     let status = Arc::new(Status::default());
     let outbox = Arc::new(Outbox::default());
     let aborts = Arc::new(Aborts::new(Arc::<HostPlane>::clone(&plane)));
+    let summons = Arc::new(Summons::default());
     let (orders, inbox) = std::sync::mpsc::sync_channel(QUEUED_ORDERS);
     let session = Session {
         daemons: config.daemons.clone(),
@@ -78,6 +80,7 @@ fn serve(config: &Config, plane: Arc<HostPlane>) -> Result<(), RankError> {
         status: Arc::clone(&status),
         aborts: Arc::clone(&aborts),
         outbox: Arc::clone(&outbox),
+        summons: Arc::clone(&summons),
         orders,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -91,7 +94,7 @@ fn serve(config: &Config, plane: Arc<HostPlane>) -> Result<(), RankError> {
     let threads = Team::new(config.threads as usize).map_err(|error| {
         RankError::Refused(format!("the system gives no threads to compute with: {error}"))
     })?;
-    let desk = Desk { worker: config.worker(), plane, aborts, status, outbox, threads };
+    let desk = Desk { worker: config.worker(), plane, aborts, status, outbox, threads, summons };
     let result = control::run(&desk, &inbox);
     // The process ends with this thread; the session's thread has nothing left to save.
     drop((inbox, serving));

@@ -3,6 +3,7 @@
 use reknit_layout::{CheckpointId, Epoch, Holding, JobSpec, Layout, Step, Transfer, WorkerKey};
 use reknit_plane::{Endpoint, Ticket};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 #[derive(Debug)]
@@ -20,6 +21,9 @@ pub enum Order {
     Pause {
         epoch: Epoch,
     },
+    /// Join the groups of an epoch to come in the background, and train on; `resume_step` and `vote` say nothing yet.
+    /// Answered by [`Report::Joined`].
+    Join(Arc<Prepare>),
     Prepare(Box<Prepare>),
     Resume {
         epoch: Epoch,
@@ -86,6 +90,9 @@ pub enum Report {
         peer: Option<WorkerKey>,
     },
     Quiesced(WorkerState),
+    Joined {
+        epoch: Epoch,
+    },
     Ready {
         epoch: Epoch,
         step: Step,
@@ -133,6 +140,8 @@ pub struct Share {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
+    /// Holds nothing and opens its data.
+    Opening,
     /// Holds nothing.
     Idle,
     Training,

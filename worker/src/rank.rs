@@ -3,18 +3,19 @@
 mod error;
 
 use crate::abort::Aborts;
+use crate::ahead::{Joins, join};
 use crate::corpus::Corpus;
-use crate::groups::{Joined, Joiner, Team, join_all};
+use crate::groups::{Joined, Team};
 use crate::messages::{Committed, Phase, Prepare, Share, StepPart, StepVote, Timeouts, WorkerState};
 use crate::pace::Pace;
-use crate::reshard::exchange;
+use crate::reshard::Exchange;
 use crate::saver::{LoadError, Saver};
 use crate::session::Outbox;
 pub use error::RankError;
 use reknit_checkpoint::{Checkpoint, Heading, SavedVote, Snapshot, to_write};
 use reknit_layout::job::ModelSpec;
 use reknit_layout::{Axis, Epoch, Holding, JobSpec, Layout, Place, Step, Units, WorkerKey};
-use reknit_model::{Real, Received, Shard};
+use reknit_model::{Intake, Real, Received, Shard};
 use reknit_plane::{AbortReason, Element, Plane};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -36,6 +37,8 @@ pub struct Setting {
     pub outbox: Arc<Outbox>,
     /// The threads that compute.
     pub threads: Arc<reknit_model::Team>,
+    /// See [`crate::reshard::CHUNK`].
+    pub chunk: usize,
 }
 
 impl std::fmt::Debug for Setting {
@@ -48,13 +51,16 @@ impl std::fmt::Debug for Setting {
 #[derive(Debug)]
 pub struct Rank<T: Real> {
     setting: Setting,
-    corpus: Corpus,
+    joins: Arc<Joins<T>>,
+    corpus: Arc<Corpus>,
     /// `None`: the job has no checkpoints.
     saver: Option<Saver>,
     epoch: Epoch,
     shard: Option<Shard<T>>,
     team: Option<Team<T>>,
     next: Option<Next<T>>,
+    /// Allocated ahead for a rank that holds nothing, and for what.
+    buffers: Option<(BTreeMap<Axis, Units>, Intake<T>)>,
     committed: Step,
     vote: Option<StepVote>,
     /// The step in work: its gradients and, once they are summed, what is needed to roll it forward.
@@ -80,8 +86,20 @@ struct Next<T: Real> {
     /// Of `step`, where it comes from a checkpoint.
     vote: Option<StepVote>,
     team: Option<Team<T>>,
-    /// `None`: the shard stays as it is.
-    shard: Option<Shard<T>>,
+    state: NextState<T>,
+}
+
+/// What becomes of the shard at the commit.
+#[derive(Debug)]
+enum NextState<T: Real> {
+    Stays,
+    /// Made from the seed.
+    Fresh(Box<Shard<T>>),
+    /// Of the held units and those that came.
+    Adopts {
+        owned: BTreeMap<Axis, Units>,
+        intake: Intake<T>,
+    },
 }
 
 /// A preparation that is done.
@@ -109,20 +127,28 @@ impl<T: Real + Element> Rank<T> {
             let text = "this worker trains jobs with [parallel] pipeline = 1 only";
             return Err(RankError::Refused(text.to_owned()));
         }
-        let corpus = Corpus::open(&data.files, model.seq_len, run.seed)?;
+        let corpus = Arc::new(Corpus::open(&data.files, model.seq_len, run.seed)?);
+        let joins = Arc::new(Joins::new(setting.clone(), Arc::clone(&corpus)));
         let saver = Saver::start(&setting.job, &setting.worker, &setting.outbox);
         Ok(Self {
             setting,
+            joins,
             corpus,
             saver,
             epoch: Epoch(0),
             shard: None,
             team: None,
             next: None,
+            buffers: None,
             committed: Step(0),
             vote: None,
             attempt: None,
         })
+    }
+
+    /// What is joined in the background.
+    pub fn joins(&self) -> &Arc<Joins<T>> {
+        &self.joins
     }
 
     pub fn epoch(&self) -> Epoch {
@@ -191,59 +217,81 @@ impl<T: Real + Element> Rank<T> {
         Ok(None)
     }
 
-    /// Joins the groups of the new epoch and fetches what this rank shall own, without touching what it has.
+    /// Makes room for what a rank that holds nothing will own in an epoch to come.
+    pub fn allocate(&mut self, join: &Prepare) {
+        if self.shard.is_some() || self.next.is_some() {
+            return;
+        }
+        let layout = join.layout.as_ref();
+        let place = layout.and_then(|layout| layout.place_of(&self.setting.worker));
+        let owned = layout.zip(place).and_then(|(layout, place)| owned_by(layout, place));
+        // A layout that does not fit the model is refused when it is prepared.
+        self.buffers = owned.and_then(|owned| {
+            let intake = Intake::new(&self.setting.job.model, &owned, true).ok()?;
+            Some((owned, intake.touched()))
+        });
+    }
+
+    /// Joins the groups of the new epoch, unless it has in the background, and fetches what this rank shall own, without touching what it has.
     pub fn prepare(&mut self, prepare: &Prepare) -> Result<Prepared, RankError> {
         self.next = None;
         if self.setting.aborts.is_closed(prepare.epoch) {
             return Err(RankError::Refused(format!("epoch {} is closed already", prepare.epoch)));
         }
-        let joiner = Joiner {
-            job: &self.setting.job,
-            me: &self.setting.worker,
-            prepare,
-            timeouts: self.setting.timeouts,
-            pace: &self.setting.pace,
-            aborts: &self.setting.aborts,
+        let Joined { reshard, team } = match self.joins.take(prepare.epoch) {
+            Some(joined) => joined.at_pace(&self.setting.pace),
+            None => join(&self.setting, &self.corpus, prepare, &self.setting.pace)?,
         };
-        let Joined { reshard, mut team } = join_all(joiner, &*self.setting.plane)?;
-        if let Some(team) = &mut team {
-            // Ranks that read other texts under the same numbers would train a wrong model without a word.
-            let nominal = self.setting.job.parallel.tensor as usize;
-            self.corpus.check_against(&team.gather(self.corpus.fingerprint(), nominal)?)?;
-        }
         // State of another step is no use to anyone (SAME-STEP).
         let held = self.shard.as_ref().filter(|_| self.committed == prepare.resume_step && !prepare.fresh);
 
         let model = &self.setting.job.model;
-        let (received, bytes_received) = match reshard {
-            Some(mut comm) => {
-                let ranks: Vec<_> = prepare.movers.iter().map(|peer| peer.worker.clone()).collect();
-                let moved = exchange(&mut comm, model, prepare.epoch, &prepare.transfers, &ranks, held)?;
-                comm.retire();
-                moved
-            }
-            None => (Received::default(), 0),
-        };
         let owned = team.as_ref().and_then(|team| owned_by(&team.layout, team.place));
-        let mut vote = None;
-        let mut shard = match (owned, &prepare.checkpoint) {
-            (None, _) => None,
-            (Some(owned), Some(folder)) => {
-                let loaded = load(model, folder, prepare.resume_step, &owned)?;
-                vote = loaded.1;
-                Some(loaded.0)
-            }
-            (Some(owned), None) if prepare.fresh => {
-                Some(Shard::init(model, self.setting.job.run.seed, &owned))
-            }
-            (Some(owned), None) if held.is_some_and(|held| *held.owned() == owned) => None,
-            (Some(owned), None) => Some(Shard::rebuild(model, &owned, held, &received)?),
+        let lacks = match &owned {
+            Some(_) if prepare.fresh => BTreeMap::new(),
+            Some(owned) => held.map_or_else(|| owned.clone(), |held| held.lacks(owned)),
+            None => BTreeMap::new(),
         };
-        if let Some(shard) = &mut shard {
-            shard.set_team(Arc::clone(&self.setting.threads));
+        let newcomer = owned.is_some() && held.is_none() && !prepare.fresh;
+        let mut intake = match self.buffers.take() {
+            Some((allocated, intake)) if newcomer && allocated == lacks => intake,
+            Some(_) | None => Intake::new(model, &lacks, newcomer)?,
+        };
+        let mut bytes_received = 0;
+        if let Some(mut comm) = reshard {
+            let participants: Vec<_> = prepare.movers.iter().map(|peer| peer.worker.clone()).collect();
+            let exchange = Exchange {
+                model,
+                epoch: prepare.epoch,
+                transfers: &prepare.transfers,
+                participants: &participants,
+                chunk: self.setting.chunk,
+            };
+            bytes_received = exchange.run(&mut comm, held, &mut intake)?;
+            comm.retire();
         }
-        let replicated_digest = shard.as_ref().or(held).map(Shard::replicated_digest).unwrap_or_default();
-        self.next = Some(Next { epoch: prepare.epoch, step: prepare.resume_step, vote, team, shard });
+        intake.check_complete()?;
+        let digest = intake.replicated_digest().or_else(|| held.map(Shard::replicated_digest));
+        let mut vote = None;
+        let (state, digest) = match owned {
+            None => (NextState::Stays, digest),
+            Some(owned) if prepare.checkpoint.is_some() => {
+                let folder = prepare.checkpoint.as_deref().unwrap_or(Path::new(""));
+                let (shard, saved) = load(model, folder, prepare.resume_step, &owned)?;
+                vote = saved;
+                let digest = shard.replicated_digest();
+                (NextState::Fresh(Box::new(shard)), Some(digest))
+            }
+            Some(owned) if prepare.fresh => {
+                let shard = Shard::init(model, self.setting.job.run.seed, &owned);
+                let digest = shard.replicated_digest();
+                (NextState::Fresh(Box::new(shard)), Some(digest))
+            }
+            Some(owned) if held.is_some_and(|held| *held.owned() == owned) => (NextState::Stays, digest),
+            Some(owned) => (NextState::Adopts { owned, intake }, digest),
+        };
+        self.next = Some(Next { epoch: prepare.epoch, step: prepare.resume_step, vote, team, state });
+        let replicated_digest = digest.unwrap_or_default();
         Ok(Prepared { step: prepare.resume_step, replicated_digest, bytes_received })
     }
 
@@ -267,8 +315,17 @@ impl<T: Real + Element> Rank<T> {
                 self.vote = next.vote.or(self.vote);
                 self.attempt = None;
                 self.team = next.team;
-                if let Some(shard) = next.shard {
-                    self.shard = Some(shard);
+                match next.state {
+                    NextState::Stays => {}
+                    NextState::Fresh(shard) => self.shard = Some(*shard),
+                    NextState::Adopts { owned, intake } => {
+                        let model = &self.setting.job.model;
+                        let shard = self.shard.get_or_insert_with(|| Shard::empty(model));
+                        shard.adopt(&owned, intake);
+                    }
+                }
+                if let Some(shard) = &mut self.shard {
+                    shard.set_team(Arc::clone(&self.setting.threads));
                 }
                 true
             }
@@ -296,7 +353,8 @@ impl<T: Real + Element> Rank<T> {
     /// One optimizer step with all members of the epoch.
     ///
     /// After an error the communicators are of no use any more; what was held and what was prepared stays.
-    pub fn train_step(&mut self, ask_pause: bool) -> Result<Done, RankError> {
+    /// `ask_pause` is asked as late as can be, just before the vote that carries the wish.
+    pub fn train_step(&mut self, ask_pause: &dyn Fn() -> bool) -> Result<Done, RankError> {
         let result = self.attempt_step(ask_pause);
         if result.is_err() {
             // Push the abort to every rank: a peer may be waiting for this one in another group.
@@ -305,7 +363,7 @@ impl<T: Real + Element> Rank<T> {
         result
     }
 
-    fn attempt_step(&mut self, ask_pause: bool) -> Result<Done, RankError> {
+    fn attempt_step(&mut self, ask_pause: &dyn Fn() -> bool) -> Result<Done, RankError> {
         let job = Arc::clone(&self.setting.job);
         let (Some(team), Some(shard)) = (&mut self.team, &mut self.shard) else {
             return Err(RankError::Refused("this worker has no place in the epoch".to_owned()));
@@ -349,7 +407,7 @@ impl<T: Real + Element> Rank<T> {
         let due = self.saver.as_mut().filter(|saver| saver.is_due(step));
         let unready = due.map(|saver| !saver.is_ready(step));
         let flag = |raised: bool| f64::from(u8::from(raised));
-        let result = team.sum(vec![norm, loss, flag(ask_pause), flag(unready == Some(true))])?;
+        let result = team.sum(vec![norm, loss, flag(ask_pause()), flag(unready == Some(true))])?;
         let vote = StepVote { grad_norm_squared: result[0], loss: result[1] };
         let pause = result[2] > 0.0;
         pace.enter(StepPart::Apply);

@@ -1,13 +1,18 @@
-//! Moves the lost slices: every participant sends what it holds and receives what it shall own, in one exchange.
+//! Moves the lost slices: every participant sends what it holds and receives what it shall own.
 //!
-//! Blocks go into fresh buffers; nothing that is held is touched (ONLY-COPY). Each block carries its epoch, the
-//! transfer it answers and a checksum.
+//! What travels from one rank to another is cut into chunks. In each round every pair exchanges one chunk, and up to
+//! [`AHEAD`] rounds are on their way: while one is on the wire, the next is read and summed, and the one before is checked
+//! and placed. So the memory needed beyond old and new state is a few chunks for each peer, whatever moves.
+//!
+//! Blocks go into fresh buffers; nothing that is held is touched (ONLY-COPY). Each piece of a block carries its epoch, the
+//! transfer it answers, its place in it and a checksum.
 
-use crate::groups::{CommError, Communicator};
+use crate::groups::{CommError, Communicator, Running};
 use reknit_layout::job::ModelSpec;
 use reknit_layout::{Epoch, Transfer, WorkerKey};
-use reknit_model::{Real, Received, Shard, ShardError};
-use reknit_plane::{Buffer, Op};
+use reknit_model::{Intake, Real, RebuildError, Shard, ShardError};
+use reknit_plane::{Buffer, Op, Reduce};
+use std::collections::VecDeque;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ReshardError {
@@ -21,63 +26,175 @@ pub enum ReshardError {
     NothingHeld { transfer: String },
     #[error("the block of {transfer} from worker {from} is damaged: {what}")]
     Damaged { transfer: String, from: WorkerKey, what: &'static str },
+    #[error("the plan brings this worker what it does not need: {0}")]
+    Unexpected(#[from] RebuildError),
 }
 
-/// Epoch, number of the transfer in the plan, length of the payload, CRC-32 of the payload; little-endian.
-const HEADER: usize = 8 + 4 + 8 + 4;
+/// Payload of a round for one peer, in bytes. It stays in the cache between reading, summing and sending, and is long
+/// against what a round costs; see `examples/reshard_rate.rs`.
+pub const CHUNK: usize = 512 << 10;
 
-/// Runs the transfers in which this worker takes part, each with its number in the plan.
-///
-/// `participants` are the ranks of `comm`, in order. Returns what came, and how many bytes it was.
-pub fn exchange<T: Real>(
-    comm: &mut Communicator,
-    model: &ModelSpec,
-    epoch: Epoch,
-    transfers: &[(usize, Transfer)],
-    participants: &[WorkerKey],
-    held: Option<&Shard<T>>,
-) -> Result<(Received, u64), ReshardError> {
-    let me = &participants[comm.rank()];
-    let between = |from: &WorkerKey, to: &WorkerKey| {
-        let (from, to) = (from.clone(), to.clone());
-        let all = transfers.iter().map(|(number, transfer)| (*number, transfer));
-        all.filter(move |(_, transfer)| (&transfer.from, &transfer.to) == (&from, &to))
-    };
+/// Rounds that are on their way before the first of them is waited for.
+const AHEAD: usize = 2;
 
-    let mut outgoing = Vec::new();
-    let mut send = Vec::with_capacity(participants.len());
-    for to in participants {
-        let before = outgoing.len();
-        for (number, transfer) in between(me, to) {
-            write_block(epoch, number, transfer, held, &mut outgoing)?;
-        }
-        send.push(outgoing.len() - before);
-    }
-    let length = |transfer: &Transfer| HEADER + payload_len::<T>(model, transfer);
-    let receive = participants
-        .iter()
-        .map(|from| between(from, me).map(|(_, transfer)| length(transfer)).sum())
-        .collect();
+/// Epoch, number of the transfer in the plan, where in its block the piece begins, its length, CRC-32; little-endian.
+const HEADER: usize = 8 + 4 + 8 + 8 + 4;
 
-    let incoming = comm.run(Op::AllToAllV { buffer: Buffer::Bytes(outgoing), send, receive })?;
-    let incoming = match incoming {
-        Buffer::Bytes(bytes) => bytes,
-        Buffer::F32(_) | Buffer::F64(_) => Vec::new(),
-    };
-    let mut rest = incoming.as_slice();
-    let mut received = Received::default();
-    for from in participants {
-        for (number, transfer) in between(from, me) {
-            let block =
-                rest.split_off(..length(transfer)).ok_or_else(|| damaged(transfer, "it is too short"))?;
-            let payload = check_block(epoch, number, transfer, block)?.to_vec();
-            match transfer.axis {
-                Some(axis) => received.add_units(axis, transfer.units.clone(), payload),
-                None => received.set_replicated(payload),
+/// A part of one transfer's block.
+#[derive(Debug, Clone, Copy)]
+struct Piece<'a> {
+    number: usize,
+    transfer: &'a Transfer,
+    at: usize,
+    len: usize,
+}
+
+/// The transfers in which this worker takes part.
+#[derive(Debug)]
+pub struct Exchange<'a> {
+    pub model: &'a ModelSpec,
+    pub epoch: Epoch,
+    /// Each with its number in the plan.
+    pub transfers: &'a [(usize, Transfer)],
+    /// The ranks of the communicator, in order.
+    pub participants: &'a [WorkerKey],
+    /// A multiple of 8; the same on all.
+    pub chunk: usize,
+}
+
+impl Exchange<'_> {
+    /// Sends from `held` and fills `intake`. Returns how many bytes came.
+    ///
+    /// # Errors
+    /// The exchange is over for all; `intake` holds a part, and `held` is as it was.
+    pub fn run<T: Real>(
+        &self,
+        comm: &mut Communicator,
+        held: Option<&Shard<T>>,
+        intake: &mut Intake<T>,
+    ) -> Result<u64, ReshardError> {
+        let me = &self.participants[comm.rank()];
+        let pairs = |pair: &dyn Fn(&WorkerKey) -> [WorkerKey; 2]| -> Vec<_> {
+            self.participants.iter().map(|peer| self.rounds::<T>(&pair(peer))).collect()
+        };
+        let outgoing = pairs(&|peer| [me.clone(), peer.clone()]);
+        let incoming = pairs(&|peer| [peer.clone(), me.clone()]);
+        let longest = outgoing.iter().chain(&incoming).map(Vec::len).max().unwrap_or_default();
+        // Others may have more to say to each other.
+        let mut rounds = vec![longest as f64];
+        comm.all_reduce(Reduce::Max, &mut rounds)?;
+        let rounds = rounds.first().map_or(0, |rounds| *rounds as usize);
+
+        let mut came = 0;
+        let mut ahead: VecDeque<(usize, Running)> = VecDeque::with_capacity(AHEAD);
+        for round in 0..rounds + AHEAD {
+            if round >= AHEAD
+                && let Some((round, running)) = ahead.pop_front()
+            {
+                let buffer = comm.wait(running)?;
+                came += self.take_in(round, &incoming, buffer.as_bytes(), intake)?;
+            }
+            if round < rounds {
+                let buffer = self.give_out(round, &outgoing, held)?;
+                let op = Op::AllToAllV {
+                    buffer: Buffer::Bytes(buffer),
+                    send: lengths(round, &outgoing),
+                    receive: lengths(round, &incoming),
+                };
+                ahead.push_back((round, comm.submit(op)));
             }
         }
+        Ok(came)
     }
-    Ok((received, incoming.len() as u64))
+
+    /// What one worker sends another, by round. Both of them find the same.
+    fn rounds<T: Real>(&self, [from, to]: &[WorkerKey; 2]) -> Vec<Vec<Piece<'_>>> {
+        let mut rounds: Vec<Vec<Piece<'_>>> = Vec::new();
+        let mut room = 0;
+        for (number, transfer) in self.transfers {
+            if (&transfer.from, &transfer.to) != (from, to) {
+                continue;
+            }
+            let (mut at, end) = (0, payload_len::<T>(self.model, transfer));
+            while at < end {
+                if room == 0 {
+                    rounds.push(Vec::new());
+                    room = self.chunk;
+                }
+                let len = room.min(end - at);
+                if let Some(round) = rounds.last_mut() {
+                    round.push(Piece { number: *number, transfer, at, len });
+                }
+                at += len;
+                room -= len;
+            }
+        }
+        rounds
+    }
+
+    fn give_out<T: Real>(
+        &self,
+        round: usize,
+        outgoing: &[Vec<Vec<Piece<'_>>>],
+        held: Option<&Shard<T>>,
+    ) -> Result<Vec<u8>, ReshardError> {
+        let mut out = vec![0; lengths(round, outgoing).iter().sum()];
+        let mut rest = out.as_mut_slice();
+        for piece in outgoing.iter().filter_map(|rounds| rounds.get(round)).flatten() {
+            let transfer = piece.transfer;
+            let held = held.ok_or_else(|| ReshardError::NothingHeld { transfer: describe(transfer) })?;
+            let (header, after) = std::mem::take(&mut rest).split_at_mut(HEADER);
+            let (payload, after) = after.split_at_mut(piece.len);
+            held.export_part(transfer.axis, &transfer.units, piece.at, payload)
+                .map_err(|source| ReshardError::NotHeld { transfer: describe(transfer), source })?;
+            header.copy_from_slice(&self.header(piece, payload));
+            rest = after;
+        }
+        Ok(out)
+    }
+
+    fn take_in<T: Real>(
+        &self,
+        round: usize,
+        incoming: &[Vec<Vec<Piece<'_>>>],
+        bytes: &[u8],
+        intake: &mut Intake<T>,
+    ) -> Result<u64, ReshardError> {
+        let mut rest = bytes;
+        for piece in incoming.iter().filter_map(|rounds| rounds.get(round)).flatten() {
+            let transfer = piece.transfer;
+            let block = rest.split_off(..HEADER + piece.len);
+            let block = block.ok_or_else(|| damaged(transfer, "it is too short"))?;
+            let (header, payload) = block.split_at(HEADER);
+            let expected = self.header(piece, payload);
+            if header[..HEADER - 4] != expected[..HEADER - 4] {
+                return Err(damaged(transfer, "its header is of another block"));
+            }
+            if *header != expected {
+                return Err(damaged(transfer, "its checksum is wrong"));
+            }
+            intake.import_part(transfer.axis, &transfer.units, piece.at, payload)?;
+        }
+        Ok(bytes.len() as u64)
+    }
+
+    fn header(&self, piece: &Piece<'_>, payload: &[u8]) -> [u8; HEADER] {
+        let mut header = [0; HEADER];
+        header[..8].copy_from_slice(&self.epoch.0.to_le_bytes());
+        header[8..12].copy_from_slice(&(piece.number as u32).to_le_bytes());
+        header[12..20].copy_from_slice(&(piece.at as u64).to_le_bytes());
+        header[20..28].copy_from_slice(&(piece.len as u64).to_le_bytes());
+        header[28..].copy_from_slice(&crc32fast::hash(payload).to_le_bytes());
+        header
+    }
+}
+
+/// How many bytes of the round there are for each peer.
+fn lengths(round: usize, pairs: &[Vec<Vec<Piece<'_>>>]) -> Vec<usize> {
+    let of_pair = |rounds: &Vec<Vec<Piece<'_>>>| {
+        rounds.get(round).into_iter().flatten().map(|piece| HEADER + piece.len).sum()
+    };
+    pairs.iter().map(of_pair).collect()
 }
 
 fn payload_len<T: Real>(model: &ModelSpec, transfer: &Transfer) -> usize {
@@ -87,50 +204,6 @@ fn payload_len<T: Real>(model: &ModelSpec, transfer: &Transfer) -> usize {
     };
     // A weight and both Adam moments.
     parameters * 3 * size_of::<T>()
-}
-
-fn write_block<T: Real>(
-    epoch: Epoch,
-    number: usize,
-    transfer: &Transfer,
-    held: Option<&Shard<T>>,
-    out: &mut Vec<u8>,
-) -> Result<(), ReshardError> {
-    let held = held.ok_or_else(|| ReshardError::NothingHeld { transfer: describe(transfer) })?;
-    let start = out.len();
-    out.resize(start + HEADER, 0);
-    match transfer.axis {
-        Some(axis) => held
-            .export_units(axis, &transfer.units, out)
-            .map_err(|source| ReshardError::NotHeld { transfer: describe(transfer), source })?,
-        None => held.export_replicated(out),
-    }
-    let payload = &out[start + HEADER..];
-    let (length, checksum) = (payload.len() as u64, crc32fast::hash(payload));
-    let header = &mut out[start..start + HEADER];
-    header[..8].copy_from_slice(&epoch.0.to_le_bytes());
-    header[8..12].copy_from_slice(&(number as u32).to_le_bytes());
-    header[12..20].copy_from_slice(&length.to_le_bytes());
-    header[20..].copy_from_slice(&checksum.to_le_bytes());
-    Ok(())
-}
-
-fn check_block<'a>(
-    epoch: Epoch,
-    number: usize,
-    transfer: &Transfer,
-    block: &'a [u8],
-) -> Result<&'a [u8], ReshardError> {
-    let (header, payload) = block.split_at(HEADER);
-    let expected =
-        [&epoch.0.to_le_bytes()[..], &(number as u32).to_le_bytes(), &(payload.len() as u64).to_le_bytes()];
-    if header[..20] != expected.concat() {
-        return Err(damaged(transfer, "its header is of another block"));
-    }
-    if header[20..] != crc32fast::hash(payload).to_le_bytes() {
-        return Err(damaged(transfer, "its checksum is wrong"));
-    }
-    Ok(payload)
 }
 
 fn damaged(transfer: &Transfer, what: &'static str) -> ReshardError {

@@ -3,6 +3,7 @@
 //! Training does not need it between changes: while it is down, the training thread goes on.
 
 use crate::abort::Aborts;
+use crate::ahead::Summons;
 use crate::convert;
 use crate::messages::{Order, Report, Timeouts};
 use crate::status::Status;
@@ -48,7 +49,8 @@ impl Outbox {
         self.filled.notify_one();
     }
 
-    fn pop(&self) -> Option<Report> {
+    /// The oldest of them.
+    pub fn pop(&self) -> Option<Report> {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
@@ -74,6 +76,7 @@ pub struct Session {
     pub status: Arc<Status>,
     pub aborts: Arc<Aborts>,
     pub outbox: Arc<Outbox>,
+    pub summons: Arc<Summons>,
     pub orders: SyncSender<Order>,
 }
 
@@ -149,6 +152,7 @@ impl Session {
             Order::CloseEpoch { epoch, .. } => self.aborts.close(*epoch, AbortReason::EpochClosed),
             Order::Pause { epoch } => self.status.ask_pause(*epoch),
             Order::Stop { .. } => self.aborts.close(Epoch(u64::MAX), AbortReason::Leaving),
+            Order::Join(prepare) => self.summons.call(Arc::clone(prepare)),
             Order::Prepare(_) | Order::Resume { .. } => {}
         }
         self.orders.try_send(order).map_err(|error| match error {

@@ -25,7 +25,7 @@ struct Shown {
 impl Default for Status {
     fn default() -> Self {
         let state = WorkerState {
-            phase: Phase::Idle,
+            phase: Phase::Opening,
             epoch: Epoch(0),
             ready_epoch: Epoch(0),
             holding: Holding::default(),

@@ -125,7 +125,7 @@ fn a_rank_that_waits_for_a_sum_names_whom_it_waits_for() {
     let pace = Arc::clone(&crew.seats[0].pace);
     std::thread::scope(|scope| {
         let rank = &mut crew.seats[0].rank;
-        let stuck = scope.spawn(|| rank.train_step(false).unwrap_err().to_string());
+        let stuck = scope.spawn(|| rank.train_step(&|| false).unwrap_err().to_string());
         let deadline = Instant::now() + TIMEOUTS.operation / 2;
         while pace.activity().waiting_for != [idle.worker.clone()] {
             assert!(Instant::now() < deadline, "{:?}", pace.activity());

@@ -6,13 +6,14 @@
 mod crew;
 
 use crew::fault::{Fault, How};
-use crew::{Crew, TIMEOUTS, job, refused};
+use crew::{Crew, Orders, TIMEOUTS, job, refused};
 use reknit_layout::{Epoch, Place, Step};
 use reknit_model::Real;
 use reknit_plane::{AbortReason, Element, Op};
 use reknit_worker::abort::Aborts;
 use reknit_worker::control::{self, Desk};
-use reknit_worker::messages::{Order, Phase, Prepare};
+use reknit_worker::messages::{Order, Phase, Prepare, Report};
+use reknit_worker::session::Outbox;
 use std::io::Write;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -232,6 +233,160 @@ fn a_second_death_during_the_reshard_leaves_the_old_state_whole() {
     assert!(worst(&crew.losses, &clean.losses) <= 1e-10);
 }
 
+fn at_chunk(at: u64, how: How) -> Fault {
+    Fault { group: "reshard", op: |op| matches!(op, Op::AllToAllV { .. }), at, how }
+}
+
+/// A crew of 4 and 4 that has lost a rank.
+fn bereaved(dir: &tempfile::TempDir) -> Crew<f64> {
+    let mut crew = Crew::<f64>::start(job(dir.path(), "f64", 2, 4, 12));
+    assert!(crew.train_to(4));
+    crew.arm(LOST, in_forward(5));
+    assert!(!crew.train_to(12));
+    crew.bury(LOST);
+    crew
+}
+
+/// Breaks the reshard off before every chunk that `place` has a part in, and each time everybody holds what it held, byte
+/// by byte; then lets it succeed. Returns how often.
+fn break_at_every_chunk(crew: &mut Crew<f64>, place: Place) -> u64 {
+    let held = crew.held();
+    for at in 0.. {
+        crew.arm(place, at_chunk(at, How::Die));
+        let outcome = crew.reform(false);
+        if outcome.is_ok() {
+            assert!(!crew.disarm(place), "it went on after chunk {at}");
+            return at;
+        }
+        assert!(crew.held() == held, "broken off before chunk {at}, something held has changed");
+    }
+    unreachable!("a reshard has an end")
+}
+
+#[test]
+fn a_reshard_that_breaks_off_at_any_chunk_changes_nothing_and_the_next_one_succeeds() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut crew = bereaved(&dir);
+    let times = break_at_every_chunk(&mut crew, Place::new(1, 0, 0));
+    assert!(times > 8, "{times} chunks are too few for this test");
+    crew.digest();
+    assert!(crew.train_to(8));
+    // The same when a new rank receives all it shall own.
+    crew.hire(LOST);
+    let times = break_at_every_chunk(&mut crew, LOST);
+    assert!(times > 8, "{times} chunks are too few for this test");
+    crew.digest();
+    assert!(crew.train_to(12));
+    crew.check_samples();
+    let clean = undisturbed::<f64>(2, 4, "f64", 12);
+    assert!(worst(&crew.losses, &clean.losses) <= 1e-10);
+}
+
+#[test]
+fn a_damaged_chunk_is_found_named_and_fetched_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut crew = bereaved(&dir);
+    // Who alone holds what was lost.
+    let source = Place::new(0, 0, LOST.slot.0);
+    let (held, worker) = (crew.held(), crew.seat(source).worker.clone());
+    for at in [0, 3, 6] {
+        crew.arm(source, at_chunk(at, How::Damage));
+        let why = refused(crew.reform(false));
+        assert!(why.contains("its checksum is wrong") && why.contains(&worker.to_string()), "{why}");
+        assert!(crew.disarm(source));
+        assert!(crew.held() == held, "something held has changed");
+    }
+    crew.reform(false).unwrap();
+    crew.digest();
+    assert!(crew.train_to(8));
+    crew.check_samples();
+}
+
+#[test]
+fn a_peer_that_dies_amid_the_chunks_is_gone_on_without() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut crew = bereaved(&dir);
+    let second = Place::new(1, 0, 0);
+    crew.arm(second, at_chunk(5, How::Die));
+    refused(crew.reform(false));
+    crew.bury(second);
+    crew.reform(false).unwrap();
+    assert_eq!(crew.degrees, [[4, 4], [4, 2]]);
+    crew.digest();
+    assert!(crew.train_to(12));
+    crew.check_samples();
+}
+
+/// Has everybody join in the background, and waits for what they report.
+fn join_ahead(crew: &mut Crew<f64>, orders: &Orders) -> Vec<Report> {
+    let outboxes: Vec<Arc<Outbox>> = crew.seats.iter().map(|_| Arc::default()).collect();
+    for (seat, outbox) in crew.seats.iter_mut().zip(&outboxes) {
+        seat.rank.joins().order(Arc::new(orders.of(&seat.worker)), outbox);
+    }
+    // They train on meanwhile.
+    let step = crew.committed.0 + 3;
+    assert!(crew.train_to(step));
+    let deadline = Instant::now() + TIMEOUTS.join;
+    let report = |outbox: &Arc<Outbox>| loop {
+        if let Some(report) = outbox.pop() {
+            return report;
+        }
+        assert!(Instant::now() < deadline, "no report");
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    outboxes.iter().map(report).collect()
+}
+
+#[test]
+fn groups_are_joined_while_the_old_ones_are_trained_with() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut crew = bereaved(&dir);
+    crew.reform(false).unwrap();
+    assert!(crew.train_to(5));
+    // Twice: the first newcomer is gone before anybody is told to prepare.
+    for newcomer in 0..2 {
+        crew.hire(LOST);
+        let mut orders = crew.plan(false).unwrap();
+        let idle = crew.dismiss(LOST);
+        let outbox = Arc::default();
+        idle.rank.joins().order(Arc::new(orders.of(&idle.worker)), &outbox);
+        let reports = join_ahead(&mut crew, &orders);
+        let joined = |report: &Report| matches!(report, Report::Joined { epoch } if *epoch == orders.epoch);
+        assert!(reports.iter().all(joined), "{reports:?}");
+        if newcomer == 1 {
+            crew.seats.push(idle);
+            orders.resume_step = crew.committed;
+            orders.vote = crew.seat(SPEAKER).rank.state(Phase::Quiesced).vote;
+            crew.carry_out(orders).unwrap();
+        }
+    }
+    assert_eq!(crew.degrees, [[4, 4], [4, 3], [4, 4]]);
+    crew.digest();
+    assert!(crew.train_to(12));
+    crew.check_samples();
+    let clean = undisturbed::<f64>(2, 4, "f64", 12);
+    assert!(worst(&crew.losses, &clean.losses) <= 1e-10);
+}
+
+#[test]
+fn who_cannot_be_joined_is_named_and_training_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut crew = bereaved(&dir);
+    crew.reform(false).unwrap();
+    crew.hire(LOST);
+    let orders = crew.plan(false).unwrap();
+    let dead = crew.dismiss(LOST).worker;
+    let reports = join_ahead(&mut crew, &orders);
+    let failed =
+        |report: &Report| matches!(report, Report::PrepareFailed { epoch, .. } if *epoch == orders.epoch);
+    assert!(reports.iter().any(failed), "{reports:?}");
+    let named =
+        |report: &Report| matches!(report, Report::PrepareFailed { peer: Some(peer), .. } if *peer == dead);
+    assert!(reports.iter().any(named), "{reports:?}");
+    assert!(crew.train_to(12));
+    crew.check_samples();
+}
+
 #[test]
 fn units_that_lost_both_holders_are_named_and_nothing_is_guessed() {
     let dir = tempfile::tempdir().unwrap();
@@ -317,6 +472,7 @@ fn a_preparation_that_waits_for_peers_is_known_by_its_epoch_and_can_be_closed() 
         status: Arc::default(),
         outbox: Arc::default(),
         threads: reknit_model::Team::alone(),
+        summons: Arc::default(),
     };
     let until = |phase: Phase| {
         let deadline = Instant::now() + TIMEOUTS.join / 2;

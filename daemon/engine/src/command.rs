@@ -52,6 +52,15 @@ pub enum Command {
         /// The folder of the checkpoint that state is taken from, where the plan is fresh.
         checkpoint: Option<Arc<str>>,
     },
+    /// Join the groups of an epoch to come in the background, and train on: [`crate::Event::Joined`] answers. The order to
+    /// prepare the same epoch follows, with the same ticket, or one about a later epoch.
+    Join {
+        job: JobName,
+        worker: WorkerKey,
+        epoch: Epoch,
+        plan: Arc<Plan>,
+        participants: Arc<Vec<Participant>>,
+    },
     Resume {
         job: JobName,
         worker: WorkerKey,

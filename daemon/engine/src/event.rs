@@ -75,6 +75,12 @@ pub enum Event {
         worker: WorkerKey,
         state: WorkerState,
     },
+    /// All groups of an epoch to come are joined, in the background.
+    Joined {
+        job: JobName,
+        worker: WorkerKey,
+        epoch: Epoch,
+    },
     Ready {
         job: JobName,
         worker: WorkerKey,
@@ -243,6 +249,8 @@ pub struct WorkerState {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkerPhase {
+    /// It holds nothing and opens its data; it says [`Event::Quiesced`] when it has.
+    Opening,
     Idle,
     Training,
     Quiesced,

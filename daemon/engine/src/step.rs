@@ -58,6 +58,7 @@ impl Stir {
             | Event::WorkerDisconnected { .. }
             | Event::PlaneFailed { .. }
             | Event::Quiesced { .. }
+            | Event::Joined { .. }
             | Event::Ready { .. }
             | Event::PrepareFailed { .. }
             | Event::NoCheckpoint { .. }
@@ -163,6 +164,9 @@ impl Engine<'_> {
             }
             Event::Quiesced { job, worker, state } => {
                 self.on(&job, |job, ctx| job.quiesced(ctx, &worker, state));
+            }
+            Event::Joined { job, worker, epoch } => {
+                self.on(&job, |job, _| job.joined(&worker, epoch));
             }
             Event::Ready { job, worker, epoch, step, replicated_digest } => {
                 self.on(&job, |job, _| {

@@ -60,10 +60,21 @@ fn scenes() -> Vec<(&'static str, World)> {
         assert_eq!(world.view().phase, phase);
         world
     };
-    let pausing = || {
+    let draining = || {
         let mut world = running(2);
         world.tell(Event::DrainGpu { gpu: gpu(0, 0) });
-        assert_eq!(world.view().phase, Phase::Quiescing);
+        assert_eq!(world.view().phase, Phase::Running);
+        world
+    };
+    let joining = || {
+        let mut world = draining();
+        world.run_until("a join", |world| world.told.iter().any(|line| line.starts_with("join")));
+        assert_eq!(world.view().phase, Phase::Running);
+        world
+    };
+    let pausing = || {
+        let mut world = draining();
+        world.run_until_phase(Phase::Quiescing);
         world
     };
     let preparing = || {
@@ -76,6 +87,8 @@ fn scenes() -> Vec<(&'static str, World)> {
         ("Pending: too few GPUs are known", stand(Phase::Pending)),
         ("Starting: workers are being started", stand(Phase::Starting)),
         ("Running", stand(Phase::Running)),
+        ("Running: a drain is planned in the background", draining()),
+        ("Running: the groups without the drained GPU are joined in the background", joining()),
         ("Quiescing, paused: a drain waits for the step boundary", pausing()),
         ("Quiescing: worker 0.0.1 was lost", stand(Phase::Quiescing)),
         ("Resharding, planning", stand(Phase::Resharding)),
@@ -227,6 +240,10 @@ fn events(epoch: Epoch, committed: Step) -> Vec<(&'static str, Event)> {
             Event::WorkerExited { node: node(0), job: job(), worker: worker(3), exit: killed() },
         ),
         ("WorkerConnected: 1.0.1 trains", connected(worker(3), 1, state(training, Epoch(0), now))),
+        (
+            "WorkerConnected: 1.0.1 opens its data",
+            connected(worker(3), 1, state(WorkerPhase::Opening, Epoch(0), 0)),
+        ),
         ("WorkerConnected: 1.0.1 holds nothing", connected(worker(3), 1, state(idle, Epoch(0), 0))),
         (
             "WorkerConnected: 1.0.1 has stopped",
@@ -248,6 +265,7 @@ fn events(epoch: Epoch, committed: Step) -> Vec<(&'static str, Event)> {
                 state: state(WorkerPhase::Quiesced, Epoch(0), now),
             },
         ),
+        ("Joined: 1.0.0, the next epoch", Event::Joined { job: job(), worker: worker(2), epoch: next }),
         ("Ready: 1.0.0, the next epoch", ready(next)),
         ("Ready: 1.0.0, this epoch again", ready(epoch)),
         ("PrepareFailed: 1.0.0 about 1.0.1, the next epoch", prepare_failed(next)),
@@ -320,6 +338,7 @@ fn kind(event: &Event) -> &'static str {
         Event::WorkerDisconnected { .. } => "WorkerDisconnected",
         Event::PlaneFailed { .. } => "PlaneFailed",
         Event::Quiesced { .. } => "Quiesced",
+        Event::Joined { .. } => "Joined",
         Event::Ready { .. } => "Ready",
         Event::PrepareFailed { .. } => "PrepareFailed",
         Event::Committed { .. } => "Committed",
@@ -338,7 +357,7 @@ fn kind(event: &Event) -> &'static str {
     }
 }
 
-const KINDS: usize = 26;
+const KINDS: usize = 27;
 
 /// Commands in short; what goes to several workers in a row is written once.
 fn told(commands: &[Command]) -> String {

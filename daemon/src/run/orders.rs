@@ -4,7 +4,7 @@ use super::Coordinator;
 use super::prepares::Prepares;
 use crate::failure::Failure;
 use crate::input::Input;
-use crate::rpc::convert;
+use crate::rpc::convert::{self, Entry};
 use crate::sessions::{Peer, Sent};
 use reknit_engine::{Command, Event, JobName, Notice, Participant};
 use reknit_layout::{Epoch, NodeName, Plan, PlanRequest, WorkerKey};
@@ -39,11 +39,12 @@ impl Coordinator {
                 Ok(self.order_worker(job, worker, convert::pause(epoch)))
             }
             Command::Prepare { job, worker, epoch, plan, participants, resume_step, vote, checkpoint } => {
-                let part = self.part_of(&job, &worker, &plan, &participants)?;
-                let ticket = self.ticket(&job, epoch)?;
-                let order =
-                    convert::prepare(epoch, part, ticket, resume_step, vote, checkpoint.as_deref());
-                Ok(self.order_worker(job, worker, order))
+                let checkpoint = checkpoint.as_deref();
+                let entry = Entry::Now { resume_step, vote, checkpoint };
+                self.prepare(job, worker, epoch, &plan, &participants, entry)
+            }
+            Command::Join { job, worker, epoch, plan, participants } => {
+                self.prepare(job, worker, epoch, &plan, &participants, Entry::Ahead)
             }
             Command::Resume { job, worker, epoch } => {
                 Ok(self.order_worker(job, worker, convert::resume(epoch)))
@@ -81,6 +82,20 @@ impl Coordinator {
                 Ok(None)
             }
         }
+    }
+
+    fn prepare(
+        &mut self,
+        job: JobName,
+        worker: WorkerKey,
+        epoch: Epoch,
+        plan: &Arc<Plan>,
+        participants: &[Participant],
+        entry: Entry<'_>,
+    ) -> Result<Option<Event>, Failure> {
+        let part = self.part_of(&job, &worker, plan, participants)?;
+        let ticket = self.ticket(&job, epoch)?;
+        Ok(self.order_worker(job, worker, convert::prepare(epoch, part, ticket, entry)))
     }
 
     /// The secret of an epoch.

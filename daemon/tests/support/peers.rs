@@ -227,6 +227,10 @@ async fn worker(address: String, key: v1::WorkerKey, tell: mpsc::UnboundedSender
                     let state = Some(state.clone());
                     send(v1::worker_report::Report::Quiesced(v1::Quiesced { state })).await;
                 }
+                v1::worker_order::Order::Join(join) => {
+                    let joined = v1::Joined { epoch: join.epoch };
+                    send(v1::worker_report::Report::Joined(joined)).await;
+                }
                 v1::worker_order::Order::Prepare(prepare) => {
                     let (epoch, ticket) = (prepare.epoch, prepare.ticket.to_vec());
                     let _ = tell.send(Told::Prepare { worker, epoch, ticket });

@@ -46,7 +46,11 @@ impl Opening for v1::WorkerOrder {
             Order::Welcome(welcome) => Some(welcome.term),
             // Its job is not known: there is nothing to welcome it with.
             Order::Stop(stop) => Some(stop.term),
-            Order::CloseEpoch(_) | Order::Pause(_) | Order::Prepare(_) | Order::Resume(_) => None,
+            Order::CloseEpoch(_)
+            | Order::Pause(_)
+            | Order::Join(_)
+            | Order::Prepare(_)
+            | Order::Resume(_) => None,
         }
     }
 }

@@ -99,7 +99,10 @@ impl World {
         let (job, worker) = (who.job.clone(), who.key.clone());
         self.says(&Peer::Agent(node), Event::WorkerSpawned { node: node_name(node), job, worker, pid: 1 });
         let wait = 10 * MS + self.random.below(40 * MS);
-        self.at(wait, What::Dials(Peer::Worker(who)));
+        self.at(wait, What::Dials(Peer::Worker(who.clone())));
+        // Before or after it has its session.
+        let wait = 5 * MS + self.random.below(80 * MS);
+        self.at(wait, What::Opens(who));
     }
 
     /// The kernel ends the process whether or not it runs; who watches learns of it.

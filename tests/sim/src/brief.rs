@@ -23,6 +23,7 @@ pub fn brief(command: &Command) -> Option<String> {
         Command::Fence { node, worker, .. } => format!("fence {node} {}", short(worker)),
         Command::CloseEpoch { worker, epoch, .. } => format!("close {epoch} {}", short(worker)),
         Command::Pause { worker, epoch, .. } => format!("pause {epoch} {}", short(worker)),
+        Command::Join { worker, epoch, .. } => format!("join {epoch} {}", short(worker)),
         Command::Prepare { worker, epoch, resume_step, checkpoint, .. } => {
             let from = checkpoint.as_ref().map_or(String::new(), |folder| format!(" from {folder}"));
             format!("prepare {epoch} {} at {resume_step}{from}", short(worker))

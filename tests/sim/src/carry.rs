@@ -55,6 +55,7 @@ impl World {
             }
             Command::CloseEpoch { job, worker, .. }
             | Command::Pause { job, worker, .. }
+            | Command::Join { job, worker, .. }
             | Command::Resume { job, worker, .. }
             | Command::Stop { job, worker, .. } => Peer::Worker(Who::new(job, worker)),
         };

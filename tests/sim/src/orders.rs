@@ -6,7 +6,7 @@ use crate::invariants::Fact;
 use crate::memory::{Memory, REPLICATED, initial, places};
 use crate::net::{MS, Peer};
 use crate::random::mix;
-use crate::worker::{Next, Worker, vote};
+use crate::worker::{Ahead, Next, Worker, vote};
 use crate::world::{What, World};
 use reknit_engine::{Command, Event, ExitStatus, Participant, StepVote, Time, WorkerPhase};
 use reknit_layout::{Epoch, Holding, Place, Plan, Step, WorkerKey};
@@ -35,8 +35,13 @@ impl World {
                 WorkerPhase::Training if state.epoch == epoch => worker.pausing = true,
                 WorkerPhase::Quiesced | WorkerPhase::Completed => self.says_quiesced(who),
                 // Of an epoch that is over.
-                WorkerPhase::Idle | WorkerPhase::Training | WorkerPhase::Preparing | WorkerPhase::Ready => {}
+                WorkerPhase::Opening
+                | WorkerPhase::Idle
+                | WorkerPhase::Training
+                | WorkerPhase::Preparing
+                | WorkerPhase::Ready => {}
             },
+            Command::Join { epoch, participants, .. } => self.join(who, epoch, term, &participants),
             Command::Prepare { epoch, plan, participants, resume_step, vote, checkpoint, .. } => {
                 let restored = checkpoint.is_some();
                 self.prepare(who, epoch, term, plan, &participants, resume_step, vote, restored);
@@ -48,6 +53,48 @@ impl World {
                 self.at(wait, What::ProcessEnds(who.clone(), exit));
             }
             other => self.breaks(format!("protocol: a worker was sent {other:?}")),
+        }
+    }
+
+    /// In the background: it trains on.
+    fn join(&mut self, who: &Who, epoch: Epoch, ticket: u64, participants: &[Participant]) {
+        let Some(worker) = self.workers.get_mut(who) else { return };
+        if epoch <= worker.state.epoch.max(worker.state.ready_epoch) {
+            return;
+        }
+        let participants = participants.iter().map(|found| found.worker.clone()).collect();
+        worker.ahead = Some(Ahead { epoch, ticket, participants });
+        let by = Time(self.now.0 + u64::from(TIMEOUTS.operation_ms) * MS);
+        let wait = 3 * self.some_delay();
+        self.at(wait, What::Joins(who.clone(), epoch, ticket, by));
+    }
+
+    pub(crate) fn joins(&mut self, who: &Who, epoch: Epoch, ticket: u64, by: Time) {
+        let of = |ahead: &&Ahead| (ahead.epoch, ahead.ticket) == (epoch, ticket);
+        let Some(worker) = self.workers.get(who) else { return };
+        let Some(ahead) = worker.ahead.as_ref().filter(of) else { return };
+        let joins = |peer: &WorkerKey| {
+            let peer = who.peer(peer);
+            let (here, there) = (self.site(who), self.site(&peer));
+            let reachable = self.cut(here, there).is_none() && self.cut(there, here).is_none();
+            let found = self.workers.get(&peer).and_then(|peer| peer.ahead.as_ref());
+            reachable && self.worker_sleeps(&peer).is_none() && found.filter(of).is_some()
+        };
+        let absent = ahead.participants.iter().find(|peer| !joins(peer)).cloned();
+        let (job, worker) = (who.job.clone(), who.key.clone());
+        match absent {
+            None => {
+                self.statistics.did("a worker joined in the background");
+                self.worker_says(who, Event::Joined { job, worker, epoch });
+            }
+            Some(absent) if self.workers.contains_key(&who.peer(&absent)) && self.now < by => {
+                self.at(10 * MS, What::Joins(who.clone(), epoch, ticket, by));
+            }
+            Some(peer) => {
+                self.statistics.did("a join in the background failed");
+                let (peer, reason) = (Some(peer), "a peer does not answer".to_owned());
+                self.worker_says(who, Event::PrepareFailed { job, worker, epoch, peer, reason });
+            }
         }
     }
 
@@ -86,6 +133,7 @@ impl World {
             self.statistics.did("a worker rolled forward a step");
         }
         let Some(worker) = self.workers.get_mut(who) else { return };
+        worker.ahead = None;
         worker.state.phase = WorkerPhase::Preparing;
         worker.state.ready_epoch = epoch;
         let participants = participants.iter().map(|found| found.worker.clone()).collect();

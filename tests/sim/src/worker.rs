@@ -26,6 +26,8 @@ pub struct Worker {
     /// What it trains under.
     pub(crate) plan: Option<Arc<Plan>>,
     pub(crate) next: Option<Next>,
+    /// What it joins, or has joined, in the background.
+    pub(crate) ahead: Option<Ahead>,
     pub(crate) link: Link,
     pub(crate) frozen_until: Time,
     /// Asked to stop at the next boundary.
@@ -38,6 +40,14 @@ pub struct Worker {
     /// Microseconds that it computes in such a step, and in all steps so far.
     pub(crate) step_us: u64,
     pub(crate) computed_us: u64,
+}
+
+/// The groups of an epoch to come.
+#[derive(Debug)]
+pub(crate) struct Ahead {
+    pub(crate) epoch: Epoch,
+    pub(crate) ticket: u64,
+    pub(crate) participants: Vec<WorkerKey>,
 }
 
 /// What it gets ready for.
@@ -66,7 +76,7 @@ impl Worker {
             seed: spec.run.seed,
             last_step: spec.run.steps,
             state: WorkerState {
-                phase: WorkerPhase::Idle,
+                phase: WorkerPhase::Opening,
                 epoch: Epoch(0),
                 ready_epoch: Epoch(0),
                 holding: Holding::default(),
@@ -78,6 +88,7 @@ impl Worker {
             reduced: None,
             plan: None,
             next: None,
+            ahead: None,
             link: Link::default(),
             frozen_until: Time(0),
             pausing: false,
@@ -148,12 +159,23 @@ impl World {
     pub(crate) fn quiesce(&mut self, who: &Who) {
         if let Some(worker) = self.workers.get_mut(who) {
             worker.next = None;
+            worker.ahead = None;
             worker.pausing = false;
             let state = &mut worker.state;
             state.ready_epoch = Epoch(0);
             state.phase = if state.epoch == Epoch(0) { WorkerPhase::Idle } else { WorkerPhase::Quiesced };
         }
         self.says_quiesced(who);
+    }
+
+    /// Its data is open.
+    pub(crate) fn opens(&mut self, who: &Who) {
+        if let Some(worker) = self.workers.get_mut(who)
+            && worker.state.phase == WorkerPhase::Opening
+        {
+            worker.state.phase = WorkerPhase::Idle;
+            self.says_quiesced(who);
+        }
     }
 
     pub(crate) fn says_quiesced(&mut self, who: &Who) {

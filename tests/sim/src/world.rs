@@ -103,6 +103,8 @@ pub(crate) enum What {
     TimesOut(Who, Epoch, Step),
     NoticesFailure(Who, Epoch, Who),
     GetsReady(Who, Epoch, u64, Time),
+    Joins(Who, Epoch, u64, Time),
+    Opens(Who),
     Heartbeat,
     Strikes(Fault),
     Heals,
@@ -311,7 +313,9 @@ impl World {
             | What::Commits(key, ..)
             | What::TimesOut(key, ..)
             | What::NoticesFailure(key, ..)
-            | What::GetsReady(key, ..) => self.worker_sleeps(key),
+            | What::GetsReady(key, ..)
+            | What::Joins(key, ..)
+            | What::Opens(key) => self.worker_sleeps(key),
             What::Dials(peer) => self.peer_sleeps(peer),
             What::Granted { daemon, .. }
             | What::Renewed { daemon, .. }
@@ -380,6 +384,8 @@ impl World {
             What::TimesOut(key, epoch, step) => self.times_out(&key, epoch, step),
             What::NoticesFailure(key, epoch, peer) => self.notices_failure(&key, epoch, &peer),
             What::GetsReady(key, epoch, ticket, by) => self.gets_ready(&key, epoch, ticket, by),
+            What::Joins(key, epoch, ticket, by) => self.joins(&key, epoch, ticket, by),
+            What::Opens(key) => self.opens(&key),
             What::Heartbeat => self.heartbeat(),
             What::Strikes(fault) => self.strikes(fault),
             What::Heals => self.heals(),

@@ -85,23 +85,28 @@ fn a_killed_worker_costs_a_reshard_and_its_gpu_comes_back() {
     world.told.clear();
     world.run_until_degrees(&[2, 2]);
     assert_eq!(
-        world.told[..19],
+        world.told[..23],
         [
             "persist Running layout=2 last=2",
             "spawn node-1 g11#5",
-            "persist Quiescing layout=2 last=2",
+            // The members train on while everything but the transfers gets ready.
+            "persist Running layout=2 last=3",
+            "plan 3 members=4 holders=3",
+            "join 3 g00#1",
+            "join 3 g01#2",
+            "join 3 g10#3",
+            "join 3 g11#5",
+            "persist Quiescing layout=2 last=3",
             "pause 2 g00#1",
             "pause 2 g01#2",
             "pause 2 g10#3",
             "persist incident 2 Planned",
             "phase Quiescing",
-            "persist Resharding layout=2 last=3",
-            "plan 3 members=4 holders=3",
-            "phase Resharding",
             "prepare 3 g00#1 at 7",
             "prepare 3 g01#2 at 7",
             "prepare 3 g10#3 at 7",
             "prepare 3 g11#5 at 7",
+            "phase Resharding",
             "persist Running layout=3 last=3",
             "resume 3 g00#1",
             "resume 3 g01#2",
@@ -113,6 +118,40 @@ fn a_killed_worker_costs_a_reshard_and_its_gpu_comes_back() {
     assert_eq!(planned.kind, IncidentKind::Planned);
     assert_eq!(planned.signal, "gpu returned");
     assert_eq!(planned.steps_lost, 0);
+}
+
+#[test]
+fn a_newcomer_that_dies_while_it_joins_costs_the_members_nothing() {
+    let mut world = running(2);
+    world.kill(&gpu(1, 1));
+    world.run_until_degrees(&[2, 1]);
+    let (epoch, incidents) = (world.view().epoch, world.incidents().len());
+    for round in 0..3 {
+        world.told.clear();
+        world.run_until("a join", |world| world.told.iter().any(|line| line.starts_with("join")));
+        world.kill(&gpu(1, 1));
+        world.run_ms(500);
+        let view = world.view();
+        assert_eq!((view.phase, view.epoch), (Phase::Running, epoch), "round {round}");
+        let disturbs =
+            |line: &&String| ["pause", "close", "prepare"].iter().any(|order| line.starts_with(order));
+        assert_eq!(world.told.iter().find(disturbs), None, "round {round}");
+        assert_eq!(world.incidents().len(), incidents, "round {round}");
+    }
+    world.run_until_degrees(&[2, 2]);
+}
+
+#[test]
+fn a_member_that_dies_while_a_newcomer_joins_is_recovered_from_as_ever() {
+    let mut world = running(2);
+    world.kill(&gpu(1, 1));
+    world.run_until_degrees(&[2, 1]);
+    world.run_until("a join", |world| world.told.iter().any(|line| line.starts_with("join")));
+    world.kill(&gpu(0, 1));
+    world.run_until("the end of both epochs", |world| {
+        world.told.iter().any(|line| line.starts_with("close 3 g00"))
+    });
+    world.run_until_degrees(&[2, 2]);
 }
 
 #[test]
@@ -310,9 +349,10 @@ fn a_drained_gpu_stays_a_source_and_leaves_at_a_step_boundary() {
     let leaving = gpu(1, 0);
     assert_eq!(world.state().refuse_drain(&leaving), None);
     world.tell(Event::DrainGpu { gpu: leaving.clone() });
-    let pauses = world.told.iter().filter(|line| line.starts_with("pause")).count();
-    assert_eq!(pauses, 8);
+    let told = |world: &World, order: &str| world.told.iter().filter(|line| line.starts_with(order)).count();
+    assert_eq!(told(&world, "pause"), 0, "all train on until everyone has joined");
     world.run_until_degrees(&[4, 3]);
+    assert_eq!((told(&world, "join"), told(&world, "pause")), (8, 8));
     assert!(world.told.iter().any(|line| line.starts_with("plan 2 members=7 holders=8")));
     assert!(world.told.iter().any(|line| line.starts_with("stop g10#")));
     world.run_ms(1_000);

@@ -6,6 +6,7 @@ use reknit_plane::Plane;
 use reknit_worker::abort::Aborts;
 use reknit_worker::messages::{Order, Phase, Report};
 use reknit_worker::rank::{Rank, Setting};
+use reknit_worker::reshard::CHUNK;
 use reknit_worker::session::Outbox;
 use reknit_worker::status::Status;
 use std::sync::Arc;
@@ -37,6 +38,7 @@ impl Orchestrated {
             pace: Arc::clone(status.pace()),
             outbox: Arc::default(),
             threads: reknit_model::Team::alone(),
+            chunk: CHUNK,
         };
         let mut rank = Rank::new(setting).expect("the text is there");
         let epoch = Epoch(3);
@@ -56,7 +58,7 @@ impl Orchestrated {
         let begun = Instant::now();
         assert!(self.orders.try_recv().is_err(), "nobody gives orders here");
         let pause = self.status.pause_asked(self.rank.epoch());
-        let done = self.rank.train_step(pause).expect("the step succeeds");
+        let done = self.rank.train_step(&|| pause).expect("the step succeeds");
         self.status.set_committed(done.committed.step, done.committed.vote, done.computed);
         self.outbox.push(Report::Committed(done.committed));
         begun.elapsed()

@@ -50,7 +50,7 @@ pub use optimizer::learning_rate;
 pub use parallel::{Alone, TensorParallel};
 pub use pass::StepError;
 pub use real::Real;
-pub use reshard::{RebuildError, Received};
+pub use reshard::{Intake, RebuildError, Received};
 pub use shard::{Shard, ShardError};
 pub use sink::{Bucket, GradientSink};
 pub use team::Team;

@@ -66,7 +66,8 @@ impl From<ReshardError> for RankError {
             ReshardError::Plane(error) => error.into(),
             ReshardError::NotHeld { .. }
             | ReshardError::NothingHeld { .. }
-            | ReshardError::Damaged { .. } => Self::Reshard(Box::new(error)),
+            | ReshardError::Damaged { .. }
+            | ReshardError::Unexpected(_) => Self::Reshard(Box::new(error)),
         }
     }
 }

@@ -21,6 +21,8 @@ pub(crate) enum How {
     /// The operation succeeds, on this rank too, but this rank never learns of it. It fails only when all others have
     /// acted on their success: an earlier end of its connections could cut some of them short.
     LoseAnswer,
+    /// The last byte that the rank sends in the operation is another one.
+    Damage,
 }
 
 /// Counts what happened on all ranks.
@@ -72,6 +74,11 @@ impl Trigger {
         self.seen.store(0, Ordering::SeqCst);
         self.fired.store(false, Ordering::SeqCst);
         *self.fault.lock().unwrap() = Some(fault);
+    }
+
+    pub(crate) fn disarm(&self) -> bool {
+        *self.fault.lock().unwrap() = None;
+        self.fired.load(Ordering::SeqCst)
     }
 
     fn due(&self, group: &str, op: &Op) -> Option<How> {
@@ -133,6 +140,13 @@ impl Group for FaultGroup {
             Some(How::Die) => {
                 self.group.aborter().abort(AbortReason::Leaving);
                 Box::new(Failed { error: lost(), first: None })
+            }
+            Some(How::Damage) => {
+                let mut op = op;
+                if let Op::AllToAllV { buffer, .. } = &mut op {
+                    *buffer.as_bytes_mut().last_mut().expect("it sends something") ^= 1;
+                }
+                self.group.submit(op, deadline)
             }
             Some(How::LoseAnswer) => {
                 let first = (self.group.submit(op, deadline), Arc::clone(&self.trigger));

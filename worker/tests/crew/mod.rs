@@ -51,6 +51,8 @@ pub(crate) struct Crew<T: Real + Element> {
     pub(crate) samples: BTreeMap<Step, BTreeMap<u32, (u64, u32)>>,
     pub(crate) rolled_forward: usize,
     pub(crate) degrees: Vec<Vec<u32>>,
+    /// Bytes of a reshard that travel at once between two ranks.
+    pub(crate) chunk: usize,
     started: u64,
     commits: Arc<Tally>,
 }
@@ -109,7 +111,7 @@ pub(crate) struct Orders {
     pub(crate) resume_step: Step,
     circles: Circles,
     participants: Vec<Participant>,
-    vote: Option<StepVote>,
+    pub(crate) vote: Option<StepVote>,
     checkpoint: Option<PathBuf>,
 }
 
@@ -157,6 +159,7 @@ impl<T: Real + Element> Crew<T> {
             samples: BTreeMap::new(),
             rolled_forward: 0,
             degrees: Vec::new(),
+            chunk: 1 << 10,
             started: 0,
             commits: Arc::default(),
             job: Arc::new(job),
@@ -193,6 +196,7 @@ impl<T: Real + Element> Crew<T> {
             pace: Arc::clone(&pace),
             outbox: Arc::default(),
             threads: reknit_model::Team::alone(),
+            chunk: self.chunk,
         };
         let rank = Rank::new(setting).unwrap();
         self.seats.push(Seat { worker, place, rank, plane, pace, trigger, failed: None });
@@ -208,6 +212,26 @@ impl<T: Real + Element> Crew<T> {
         let trigger = &self.seat(place).trigger;
         trigger.wait_for.store(trigger.commits.now() + others, Ordering::SeqCst);
         trigger.arm(fault);
+    }
+
+    /// Forgets the fault; true if it has fired.
+    pub(crate) fn disarm(&mut self, place: Place) -> bool {
+        self.seat(place).trigger.disarm()
+    }
+
+    /// What everybody holds, as far as it can be told apart.
+    pub(crate) fn held(&self) -> Vec<(WorkerKey, String)> {
+        let of = |seat: &Seat<T>| {
+            let shard = seat.rank.shard()?;
+            let units =
+                shard.owned().iter().flat_map(|(axis, units)| units.iter().map(move |unit| (*axis, unit)));
+            let digests: Vec<_> =
+                units.map(|(axis, unit)| (axis, unit, shard.digest(axis, unit).unwrap())).collect();
+            let WorkerState { epoch, holding, prepared, vote, .. } = seat.rank.state(Phase::Quiesced);
+            let state = (epoch, holding, prepared, vote);
+            Some((seat.worker.clone(), format!("{digests:?} {} {state:?}", shard.replicated_digest())))
+        };
+        self.seats.iter().filter_map(of).collect()
     }
 
     /// Takes a rank out that has no fault.
@@ -227,7 +251,7 @@ impl<T: Real + Element> Crew<T> {
         let outcomes = self.everyone(|seat| {
             let mut done = Vec::new();
             while seat.rank.committed().0 < step {
-                match seat.rank.train_step(false) {
+                match seat.rank.train_step(&|| false) {
                     Ok(step) => {
                         seat.trigger.commits.add();
                         done.push((seat.place.replica.0, step.committed));
@@ -287,7 +311,8 @@ impl<T: Real + Element> Crew<T> {
         Ok(plan)
     }
 
-    fn carry_out(&mut self, orders: Orders) -> Result<Plan, String> {
+    /// Prepare, commit, resume.
+    pub(crate) fn carry_out(&mut self, orders: Orders) -> Result<Plan, String> {
         let outcomes = self.everyone(|seat| {
             let prepare = orders.of(&seat.worker);
             seat.rank.leave_epoch();

@@ -129,6 +129,8 @@ impl Job {
         }
         self.strikes.clear();
         self.digest_strikes = 0;
+        self.ahead = None;
+        self.vain_joins = 0;
         ctx.notify(&self.record.name, notice);
         self.set_phase(ctx, Phase::Running, "");
         self.persist(ctx);
@@ -162,7 +164,8 @@ impl Job {
             state.phase = phase;
             match phase {
                 WorkerPhase::Preparing | WorkerPhase::Ready => state.ready_epoch = epoch,
-                WorkerPhase::Idle
+                WorkerPhase::Opening
+                | WorkerPhase::Idle
                 | WorkerPhase::Training
                 | WorkerPhase::Quiesced
                 | WorkerPhase::Completed => state.epoch = epoch,

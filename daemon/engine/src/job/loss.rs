@@ -42,6 +42,7 @@ impl Job {
         if let Stage::Closing(closing) = &mut self.stage {
             closing.awaited.remove(key);
         }
+        self.forget_ahead_with(key);
     }
 
     pub(crate) fn exited(&mut self, ctx: &mut Ctx<'_>, node: &NodeName, key: &WorkerKey, exit: ExitStatus) {
@@ -94,8 +95,11 @@ impl Job {
     pub(crate) fn disturb(&mut self, ctx: &mut Ctx<'_>, reason: &str) {
         match &self.stage {
             Stage::Running { .. } => {
-                let members = self.members();
-                self.close(ctx, self.epoch(), members, reason);
+                let (members, epoch) = (self.members(), self.epoch());
+                // What is joined in the background ends with it.
+                let ahead = self.ahead.as_ref().filter(|ahead| ahead.engages());
+                let epoch = ahead.map_or(epoch, |ahead| ahead.epoch.max(epoch));
+                self.close(ctx, epoch, members, reason);
             }
             Stage::Closing(_) => self.escalate(ctx, reason),
             Stage::Planning(_) => self.plan(ctx),
@@ -158,6 +162,8 @@ impl Job {
         let Some(mut worker) = self.workers.get_mut(key) else {
             return;
         };
+        // It has opened its data.
+        worker.joined_by = None;
         match &mut self.stage {
             Stage::Closing(closing) if closing.awaited.contains(key) => {
                 worker.state = Some(state);
@@ -202,6 +208,9 @@ impl Job {
         peer: Option<&WorkerKey>,
         reason: &str,
     ) {
+        if self.join_failed(ctx, key, epoch, peer) {
+            return;
+        }
         let Stage::Preparing(preparing) = &self.stage else {
             return;
         };

@@ -5,13 +5,15 @@
 //!
 //! `Closing` (everyone stops) -> `Planning` -> `Preparing` (everyone gets ready) -> commit -> `Running`
 //!
-//! and every failure on it leads back to `Closing`, under the next epoch, from what is held then.
+//! and every failure on it leads back to `Closing`, under the next epoch, from what is held then. A change that is wished
+//! is planned and joined before it closes anything ([`ahead`]), and then goes from `Closing` to `Preparing` at once.
 //!
 //! A member is accounted for when it answered `Quiesced` or is confirmed gone. One whose fence is not confirmed
 //! within the fence deadline (its agent is unreachable) is taken as lost all the same. That is safe without the
 //! confirmation: it never learns the ticket of a later epoch, so nobody speaks to it, and alone it can commit
 //! nothing, since a step's vote needs every member of its epoch (ONE-EPOCH).
 
+pub(crate) mod ahead;
 pub(crate) mod commit;
 pub(crate) mod copies;
 pub(crate) mod dismissal;
@@ -33,6 +35,7 @@ pub(crate) mod workers;
 use crate::cluster::Cluster;
 use crate::state::Ctx;
 use crate::{Command, JobName, JobRecord, Notice, Participant, Phase, StepVote, Time, Timeouts};
+use ahead::Ahead;
 use incidents::{Incidents, Sighting};
 use ledger::Ledger;
 use pace::Pace;
@@ -48,6 +51,10 @@ pub(crate) struct Job {
     pub(crate) record: JobRecord,
     pub(crate) spec: Arc<JobSpec>,
     pub(crate) stage: Stage,
+    /// The change that gets ready in the background, while the job runs and until its members have paused for it.
+    pub(crate) ahead: Option<Ahead>,
+    /// Joins in the background that failed with nobody to blame, since the last commit.
+    pub(crate) vain_joins: u32,
     /// Every worker that may be alive.
     pub(crate) workers: Workers,
     /// The members of the record's layout: kept by [`Job::set_layout`].
@@ -176,6 +183,8 @@ impl Job {
             members: members_of(record.layout.as_deref()),
             record,
             stage: Stage::Pending,
+            ahead: None,
+            vain_joins: 0,
             workers,
             stirred: true,
             spares_due: true,
@@ -248,7 +257,10 @@ impl Job {
     pub(crate) fn next_deadline(&self, cluster: &Cluster, timeouts: &Timeouts) -> Option<Time> {
         let stage = match &self.stage {
             Stage::Starting { deadline } => *deadline,
-            Stage::Running { .. } => self.suspicion(timeouts).map(|(_, at)| at),
+            Stage::Running { .. } => {
+                let suspicion = self.suspicion(timeouts).map(|(_, at)| at);
+                suspicion.into_iter().chain(self.ahead.as_ref().and_then(Ahead::deadline)).min()
+            }
             Stage::Closing(closing) => closing.deadline,
             Stage::Preparing(preparing) => Some(preparing.deadline),
             Stage::Draining { not_before } => self.workers.is_empty().then_some(*not_before),

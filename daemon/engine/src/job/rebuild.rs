@@ -116,7 +116,9 @@ impl Job {
             state.is_some_and(|state| match state.phase {
                 WorkerPhase::Training | WorkerPhase::Completed => state.epoch == epoch,
                 WorkerPhase::Ready => state.ready_epoch == epoch,
-                WorkerPhase::Idle | WorkerPhase::Quiesced | WorkerPhase::Preparing => false,
+                WorkerPhase::Opening | WorkerPhase::Idle | WorkerPhase::Quiesced | WorkerPhase::Preparing => {
+                    false
+                }
             })
         })
     }
@@ -142,7 +144,8 @@ impl Job {
                     worker.completed.get_or_insert(Completed { digest: None });
                 }
                 Some(
-                    WorkerPhase::Idle
+                    WorkerPhase::Opening
+                    | WorkerPhase::Idle
                     | WorkerPhase::Training
                     | WorkerPhase::Quiesced
                     | WorkerPhase::Preparing,
@@ -160,12 +163,20 @@ impl Job {
         self.expect_newcomers(ctx);
     }
 
+    /// It is engaged in nothing, and says so when it can be.
+    pub(crate) fn await_no_more(&mut self, key: &WorkerKey) {
+        if let Stage::Closing(closing) = &mut self.stage {
+            closing.awaited.remove(key);
+        }
+    }
+
     /// Workers with neither a place in the layout nor the chance to get one.
     fn end_strangers(&mut self, ctx: &mut Ctx<'_>, members: &BTreeSet<WorkerKey>) {
         let strangers: Vec<_> = self
             .workers
             .iter()
             .filter(|(key, worker)| !members.contains(key) && worker.session && !worker.stopped)
+            .filter(|(_, worker)| !worker.opening())
             .map(|(key, _)| key.clone())
             .collect();
         for key in strangers {
@@ -243,6 +254,7 @@ impl Job {
             return;
         };
         match state.phase {
+            WorkerPhase::Opening => self.await_no_more(key),
             WorkerPhase::Idle | WorkerPhase::Quiesced | WorkerPhase::Completed => {
                 self.quiesced(ctx, key, state);
             }

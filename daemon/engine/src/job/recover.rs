@@ -13,10 +13,10 @@ use std::sync::Arc;
 const STRIKES: u32 = 3;
 
 /// What the survivors can go on from.
-struct Held {
-    step: Step,
-    vote: Option<StepVote>,
-    holdings: BTreeMap<WorkerKey, Holding>,
+pub(crate) struct Held {
+    pub(crate) step: Step,
+    pub(crate) vote: Option<StepVote>,
+    pub(crate) holdings: BTreeMap<WorkerKey, Holding>,
     /// A survivor had begun a step that nobody committed.
     step_lost: bool,
 }
@@ -31,6 +31,7 @@ impl Job {
         reason: &str,
     ) {
         self.set_phase(ctx, Phase::Quiescing, reason);
+        self.ahead = None;
         self.record.last_epoch = self.record.last_epoch.max(epoch);
         self.persist(ctx);
         let deadline = ctx.now.after(ctx.timeouts.quiesce());
@@ -118,6 +119,8 @@ impl Job {
         closing.paused = false;
         closing.deadline = Some(deadline);
         reason.clone_into(&mut closing.reason);
+        // What was got ready ends with it.
+        closing.epoch = self.ahead.take().map_or(closing.epoch, |ahead| ahead.epoch.max(closing.epoch));
         let (epoch, awaited) = (closing.epoch, closing.awaited.clone());
         self.set_phase(ctx, Phase::Quiescing, reason);
         self.persist(ctx);
@@ -170,7 +173,10 @@ impl Job {
         }
         if done {
             self.stamp(ctx.now, |incident| &mut incident.fenced);
-            self.plan(ctx);
+            match self.take_ahead(ctx) {
+                Some((planning, plan)) => self.go_ahead(ctx, planning, plan),
+                None => self.plan(ctx),
+            }
         }
         done
     }
@@ -212,7 +218,7 @@ impl Job {
 
     /// The roll-forward rule: if any survivor committed step k, all had prepared k and the others commit it too;
     /// otherwise k is discarded by all and its samples run again.
-    fn held(&self) -> Held {
+    pub(crate) fn held(&self) -> Held {
         let states = || {
             let members = self.workers.iter();
             members
@@ -277,6 +283,9 @@ impl Job {
     }
 
     pub(crate) fn on_planned(&mut self, ctx: &mut Ctx<'_>, epoch: Epoch, result: Result<Plan, PlanError>) {
+        if self.planned_ahead(ctx, epoch, &result) {
+            return;
+        }
         // Otherwise it answers a question that is no longer asked.
         let Stage::Planning(planning) = &self.stage else {
             return;
@@ -287,7 +296,7 @@ impl Job {
         let planning = planning.clone();
         self.stamp(ctx.now, |incident| &mut incident.planned);
         match result {
-            Ok(plan) => self.prepare(ctx, planning, plan),
+            Ok(plan) => self.prepare(ctx, planning, Arc::new(plan)),
             Err(PlanError::Unrecoverable(_)) if self.fall_back(ctx) => {}
             Err(error) => self.wait(ctx, planning, &error),
         }
@@ -336,26 +345,36 @@ impl Job {
         changed
     }
 
-    fn prepare(&mut self, ctx: &mut Ctx<'_>, planning: Planning, plan: Plan) {
+    /// Everybody stopped as it was planned, and has joined already.
+    fn go_ahead(&mut self, ctx: &mut Ctx<'_>, planning: Planning, plan: Arc<Plan>) {
+        self.set_phase(ctx, Phase::Resharding, "");
+        self.stamp(ctx.now, |incident| &mut incident.planned);
+        self.prepare(ctx, planning, plan);
+    }
+
+    /// Who trains under the plan or sends for it, in the order of workers.
+    pub(crate) fn participants(&self, plan: &Plan) -> Arc<Vec<Participant>> {
+        let members = plan.layout.members().map(|(_, member)| &member.worker);
+        let keys: BTreeSet<_> = members.chain(plan.transfers.iter().map(|transfer| &transfer.from)).collect();
+        let found = keys.into_iter().filter_map(|key| {
+            let endpoint = self.workers.get(key)?.endpoint.clone()?;
+            Some(Participant { worker: key.clone(), endpoint })
+        });
+        Arc::new(found.collect())
+    }
+
+    fn prepare(&mut self, ctx: &mut Ctx<'_>, planning: Planning, plan: Arc<Plan>) {
         let members: BTreeSet<_> = plan.layout.members().map(|(_, member)| member.worker.clone()).collect();
-        let sources = plan.transfers.iter().map(|transfer| transfer.from.clone());
-        let keys: BTreeSet<_> = members.iter().cloned().chain(sources).collect();
-        let participants: Vec<_> = keys
-            .into_iter()
-            .filter_map(|key| {
-                let endpoint = self.workers.get(&key)?.endpoint.clone()?;
-                Some(Participant { worker: key, endpoint })
-            })
-            .collect();
+        let participants = self.participants(&plan);
         for incident in self.incidents.current() {
             incident.bytes_moved = plan.bytes_moved;
             incident.bytes_lower_bound = plan.bytes_lower_bound;
         }
         let preparing = Preparing {
             epoch: planning.epoch,
-            plan: Arc::new(plan),
+            plan,
             members,
-            participants: Arc::new(participants),
+            participants,
             resume_step: planning.resume_step,
             vote: planning.vote,
             deadline: ctx.now.after(match planning.origin {

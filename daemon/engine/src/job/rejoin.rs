@@ -9,25 +9,35 @@ use std::collections::BTreeMap;
 impl Job {
     /// Everything a running job looks at.
     pub(crate) fn watch(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        self.try_complete(ctx) || self.check_progress(ctx) || self.try_change(ctx)
+        self.try_complete(ctx) || self.check_progress(ctx) || self.follow_up(ctx) || self.try_change(ctx)
     }
 
     /// Whether it trains undisturbed. One change at a time: the next waits for the first step after the one before, so
     /// that each has its own record.
     pub(crate) fn may_change(&self) -> bool {
         let finishing = self.workers.completed() > 0;
-        self.running() && !finishing && self.incidents.open.is_empty()
+        self.running() && !finishing && self.incidents.open.is_empty() && !self.gets_ahead()
     }
 
     /// A new layout of the same members: for shares that no longer fit after many changes.
     pub(crate) fn rebalance(&mut self, ctx: &mut Ctx<'_>) {
         if self.may_change() {
-            self.plan_wish(ctx, "rebalance");
-            self.pause(ctx, "a rebalance");
+            let members = self.members_that_stay(ctx);
+            self.get_ahead(ctx, members, true);
         }
     }
 
-    /// Pauses the members when somebody can join or must leave.
+    /// The members whose GPUs may train.
+    fn members_that_stay(&self, ctx: &Ctx<'_>) -> BTreeMap<Place, WorkerKey> {
+        let layout = self.record.layout.iter();
+        let members = layout.flat_map(|layout| layout.members());
+        members
+            .filter(|(_, member)| ctx.cluster.may_train(&member.worker.gpu))
+            .map(|(place, member)| (place, member.worker.clone()))
+            .collect()
+    }
+
+    /// Gets a change ready when somebody can join or must leave.
     fn try_change(&mut self, ctx: &mut Ctx<'_>) -> bool {
         if !self.stirred || !self.may_change() {
             return false;
@@ -36,50 +46,34 @@ impl Job {
         if then.is_empty() && !ctx.cluster.unfit().any(|gpu| self.is_member_on(gpu)) {
             return false;
         }
-        let now: BTreeMap<Place, WorkerKey> = self
-            .record
-            .layout
-            .iter()
-            .flat_map(|layout| layout.members())
-            .map(|(place, member)| (place, member.worker.clone()))
-            .collect();
-        for (place, worker) in &now {
-            if ctx.cluster.may_train(&worker.gpu) {
-                then.insert(*place, worker.clone());
-            }
-        }
+        then.extend(self.members_that_stay(ctx));
         // A drain that would stop the job waits until it would not.
         let Ok(training) = self.spec.training(then.keys().copied()) else {
             return false;
         };
         // A replica that is still too small gets no place: its workers wait until there are enough of them.
-        let joining: Vec<GpuId> = then
-            .iter()
-            .filter(|(place, _)| !now.contains_key(place) && training.contains(&place.replica))
-            .map(|(_, worker)| worker.gpu.clone())
-            .collect();
-        let leaving: Vec<GpuId> = now
-            .iter()
-            .filter(|(place, _)| !then.contains_key(place))
-            .map(|(_, worker)| worker.gpu.clone())
-            .collect();
-        if joining.is_empty() && leaving.is_empty() {
+        let now = self.members();
+        let joins = |(place, worker): (&Place, &WorkerKey)| {
+            !now.contains(worker) && training.contains(&place.replica)
+        };
+        let stay = then.values().filter(|worker| now.contains(*worker)).count();
+        let same = !then.iter().any(joins) && stay == now.len();
+        // Nobody is told to join before everyone can be.
+        let heard = |worker: &WorkerKey| self.workers.get(worker).is_some_and(|worker| worker.session);
+        if same || self.is_refused(&then) || !now.iter().all(heard) {
             return false;
         }
-        for gpu in &joining {
-            self.plan_change(ctx, gpu, "gpu returned");
-        }
-        for gpu in &leaving {
-            let cause = ctx.cluster.gpu(gpu).map(|(_, _, gpu)| gpu.cause.as_str());
-            let signal = match (ctx.cluster.drained.get(gpu), cause) {
-                (Some(DrainedBy::Policy), _) => "drain by policy: it is a straggler".to_owned(),
-                (Some(DrainedBy::Operator), _) | (None, None) => "drain".to_owned(),
-                (None, Some(cause)) => format!("drain: {cause}"),
-            };
-            self.plan_change(ctx, gpu, &signal);
-        }
-        let reason = if leaving.is_empty() { "a GPU returned" } else { "a GPU is drained" };
-        self.pause(ctx, reason);
+        self.get_ahead(ctx, then, false);
         true
+    }
+
+    /// Why a member must leave its GPU.
+    pub(crate) fn why_drained(&self, ctx: &Ctx<'_>, gpu: &GpuId) -> String {
+        let cause = ctx.cluster.gpu(gpu).map(|(_, _, gpu)| gpu.cause.as_str());
+        match (ctx.cluster.drained.get(gpu), cause) {
+            (Some(DrainedBy::Policy), _) => "drain by policy: it is a straggler".to_owned(),
+            (Some(DrainedBy::Operator), _) | (None, None) => "drain".to_owned(),
+            (None, Some(cause)) => format!("drain: {cause}"),
+        }
     }
 }

@@ -29,6 +29,7 @@ impl Job {
         }
         let ended = worker.unlisted.then(|| worker.node.clone());
         drop(worker);
+        self.forget_ahead_with(key);
         if let Some(node) = ended {
             self.had_ended(ctx, &node, key);
         }
@@ -82,7 +83,9 @@ impl Job {
         worker.pid = pid;
         worker.session = true;
         worker.unlisted = false;
-        worker.joined_by = None;
+        if state.phase != WorkerPhase::Opening {
+            worker.joined_by = None;
+        }
         worker.last_progress = ctx.now;
         if member {
             worker.member_since.get_or_insert(ctx.now);
@@ -158,6 +161,7 @@ impl Job {
                 let (epoch, paused) = (closing.epoch, closing.paused);
                 let reason = closing.reason.clone();
                 match state.phase {
+                    WorkerPhase::Opening => self.await_no_more(key),
                     WorkerPhase::Quiesced | WorkerPhase::Completed | WorkerPhase::Idle => {
                         self.quiesced(ctx, key, state);
                     }
@@ -181,7 +185,8 @@ impl Job {
                     WorkerPhase::Training => {
                         self.suspect_plane(ctx, key, None, "it trains and was taken to have stopped");
                     }
-                    WorkerPhase::Idle
+                    WorkerPhase::Opening
+                    | WorkerPhase::Idle
                     | WorkerPhase::Quiesced
                     | WorkerPhase::Completed
                     | WorkerPhase::Preparing
@@ -210,6 +215,7 @@ impl Job {
     /// Somebody without a part in a layout: new, or stopped and waiting. Anything else of it is over.
     fn keep_stopped(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, state: WorkerState) {
         let stopped = match state.phase {
+            WorkerPhase::Opening => false,
             WorkerPhase::Idle | WorkerPhase::Quiesced | WorkerPhase::Completed => true,
             WorkerPhase::Training | WorkerPhase::Preparing | WorkerPhase::Ready => {
                 self.close_own(ctx, key, &state, "this epoch is over for the worker");
@@ -232,7 +238,8 @@ impl Job {
                 }
             }
             WorkerPhase::Ready if state.ready_epoch == epoch => self.resume(ctx, key),
-            WorkerPhase::Idle
+            WorkerPhase::Opening
+            | WorkerPhase::Idle
             | WorkerPhase::Training
             | WorkerPhase::Quiesced
             | WorkerPhase::Preparing
@@ -241,9 +248,10 @@ impl Job {
                 let phase = state.phase;
                 self.suspect_plane(ctx, key, None, "it came back without training");
                 match phase {
-                    WorkerPhase::Idle | WorkerPhase::Quiesced | WorkerPhase::Completed => {
-                        self.quiesced(ctx, key, state);
-                    }
+                    WorkerPhase::Opening
+                    | WorkerPhase::Idle
+                    | WorkerPhase::Quiesced
+                    | WorkerPhase::Completed => self.quiesced(ctx, key, state),
                     WorkerPhase::Training | WorkerPhase::Preparing | WorkerPhase::Ready => {
                         let own = epoch_in_hand(&state);
                         if own != epoch {

@@ -12,7 +12,8 @@ pub(crate) struct Worker {
     pub(crate) session: bool,
     /// Its agent, which came back, does not have it: it has ended, and its session is only not known to have.
     pub(crate) unlisted: bool,
-    /// Until when it must open a session, its first one or, while it is no member, the next; `None` once it did.
+    /// Until when it must open a session, its first one or, while it is no member, the next, and then its data; `None` once
+    /// it did.
     pub(crate) joined_by: Option<Time>,
     pub(crate) endpoint: Option<Endpoint>,
     /// Since when it is or was a member of committed layouts.
@@ -78,6 +79,11 @@ impl Worker {
         }
     }
 
+    /// It still reads its data.
+    pub(crate) fn opening(&self) -> bool {
+        self.state.as_ref().is_some_and(|state| state.phase == WorkerPhase::Opening)
+    }
+
     pub(crate) fn fencing(&self) -> bool {
         match self.fate {
             Fate::Fencing { .. } => true,
@@ -103,6 +109,7 @@ impl Worker {
             (Fate::Stopping { .. }, _) => "stopping",
             (Fate::Fencing { .. }, _) => "being killed",
             (Fate::Alive, None) => "starting",
+            (Fate::Alive, Some(WorkerPhase::Opening)) => "opening",
             (Fate::Alive, Some(WorkerPhase::Idle)) => "idle",
             (Fate::Alive, Some(WorkerPhase::Training)) => "training",
             (Fate::Alive, Some(WorkerPhase::Quiesced)) => "quiesced",
@@ -117,8 +124,10 @@ impl Worker {
 pub(crate) fn epoch_in_hand(state: &WorkerState) -> reknit_layout::Epoch {
     match state.phase {
         WorkerPhase::Preparing | WorkerPhase::Ready => state.ready_epoch,
-        WorkerPhase::Idle | WorkerPhase::Training | WorkerPhase::Quiesced | WorkerPhase::Completed => {
-            state.epoch
-        }
+        WorkerPhase::Opening
+        | WorkerPhase::Idle
+        | WorkerPhase::Training
+        | WorkerPhase::Quiesced
+        | WorkerPhase::Completed => state.epoch,
     }
 }

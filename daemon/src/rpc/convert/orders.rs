@@ -86,16 +86,23 @@ pub fn peers<'a>(job: &JobName, participants: impl Iterator<Item = &'a Participa
     v1::Peers { peers: peers.collect() }.encode_to_vec().into()
 }
 
-pub fn prepare(
-    epoch: Epoch,
-    part: PlanPart,
-    ticket: [u8; 32],
-    resume_step: Step,
-    vote: Option<StepVote>,
-    checkpoint: Option<&str>,
-) -> v1::WorkerOrder {
+/// When a worker leaves its old epoch for a new one.
+#[derive(Debug, Clone, Copy)]
+pub enum Entry<'a> {
+    /// Later: it joins in the background.
+    Ahead,
+    /// Now, from this step on, with what is held or from a checkpoint.
+    Now { resume_step: Step, vote: Option<StepVote>, checkpoint: Option<&'a str> },
+}
+
+pub fn prepare(epoch: Epoch, part: PlanPart, ticket: [u8; 32], entry: Entry<'_>) -> v1::WorkerOrder {
+    use v1::worker_order::Order;
+    let (order, resume_step, vote, checkpoint): (fn(v1::Prepare) -> Order, _, _, _) = match entry {
+        Entry::Ahead => (Order::Join, Step(0), None, None),
+        Entry::Now { resume_step, vote, checkpoint } => (Order::Prepare, resume_step, vote, checkpoint),
+    };
     let PlanPart { layout, fresh, transfers, tensor, column, speakers, movers } = part;
-    to_worker(v1::worker_order::Order::Prepare(v1::Prepare {
+    to_worker(order(v1::Prepare {
         epoch: epoch.0,
         ticket: ticket.to_vec().into(),
         resume_step: resume_step.0,

@@ -200,6 +200,7 @@ fn worker_state(state: Option<v1::WorkerState>) -> Result<WorkerState, BadMessag
     Ok(WorkerState {
         phase: match phase {
             Phase::Unspecified => return Err(BadMessage::Missing("state.phase")),
+            Phase::Opening => WorkerPhase::Opening,
             Phase::Idle => WorkerPhase::Idle,
             Phase::Training => WorkerPhase::Training,
             Phase::Quiesced => WorkerPhase::Quiesced,
@@ -238,6 +239,7 @@ pub fn worker_report(
             reason: cut(failed.reason),
         },
         Report::Quiesced(quiesced) => Event::Quiesced { job, worker, state: worker_state(quiesced.state)? },
+        Report::Joined(joined) => Event::Joined { job, worker, epoch: Epoch(joined.epoch) },
         Report::Ready(ready) => Event::Ready {
             job,
             worker,

@@ -102,6 +102,7 @@ impl Fact {
                 | Command::Fence { job, .. }
                 | Command::CloseEpoch { job, .. }
                 | Command::Pause { job, .. }
+                | Command::Join { job, .. }
                 | Command::Prepare { job, .. }
                 | Command::Resume { job, .. }
                 | Command::Stop { job, .. }

@@ -38,7 +38,7 @@ impl OneEpoch {
         let last_epoch = stored.map(|record| record.last_epoch).unwrap_or_default();
         let last_incarnation = stored.map(|record| record.last_incarnation).unwrap_or_default();
         match command {
-            Command::Prepare { epoch, plan, .. } => {
+            Command::Join { epoch, plan, .. } | Command::Prepare { epoch, plan, .. } => {
                 if last_epoch < *epoch {
                     return Err(format!("{epoch} is prepared and not stored"));
                 }

@@ -3,7 +3,7 @@
 use crate::support::{Owned, batch, everything, everything_from, model, scattered, split, together};
 use reknit_layout::job::{ModelSpec, OptimizerSpec};
 use reknit_layout::{Axis, Family, Step, Units};
-use reknit_model::{RebuildError, Received, Shard, ShardError};
+use reknit_model::{Intake, RebuildError, Received, Shard, ShardError};
 
 const OPTIMIZER: OptimizerSpec = OptimizerSpec {
     lr: 1e-2,
@@ -72,6 +72,79 @@ fn move_to(old: &[Shard<f32>], owned: &[Owned]) -> Vec<Shard<f32>> {
         Shard::rebuild(&model(), owned, old.get(rank), &received).expect("complete")
     };
     owned.iter().enumerate().map(rebuild).collect()
+}
+
+/// As [`move_to`], in parts of `part` bytes and in place.
+fn adopt(old: Vec<Shard<f32>>, owned: &[Owned], part: usize) -> Vec<Shard<f32>> {
+    let intakes = owned.iter().enumerate().map(|(rank, owned)| {
+        let held = old.get(rank);
+        let lacks = held.map_or_else(|| owned.clone(), |held| held.lacks(owned));
+        let mut intake = Intake::new(&model(), &lacks, held.is_none()).expect("known units");
+        let mut fetch = |source: &Shard<f32>, axis, units: &Units, length: usize| {
+            for at in (0..length).step_by(part) {
+                let mut bytes = vec![0; part.min(length - at)];
+                source.export_part(axis, units, at, &mut bytes).expect("owned");
+                intake.import_part(axis, units, at, &bytes).expect("lacking");
+            }
+        };
+        for (&axis, lacks) in &lacks {
+            for source in &old {
+                let units = lacks.intersection(&source.owned()[&axis]);
+                let unit_len = Shard::<f32>::unit_len(&model(), axis.family);
+                fetch(source, Some(axis), &units, units.len() as usize * unit_len * 12);
+            }
+        }
+        if held.is_none() {
+            fetch(&old[0], None, &Units::default(), model().replicated_params() as usize * 12);
+        }
+        assert_eq!(intake.check_complete(), Ok(()));
+        let digest = held.is_none().then(|| old[0].replicated_digest());
+        assert_eq!(intake.replicated_digest(), digest);
+        intake
+    });
+    let intakes: Vec<_> = intakes.collect();
+    let mut shards = old;
+    shards.truncate(owned.len());
+    shards.resize_with(owned.len(), || Shard::empty(&model()));
+    for ((shard, owned), intake) in shards.iter_mut().zip(owned).zip(intakes) {
+        shard.adopt(owned, intake);
+    }
+    shards
+}
+
+#[test]
+fn shards_that_change_in_place_are_those_made_anew() {
+    let layouts = [split(&model(), 4), scattered(&model(), 3), split(&model(), 2), scattered(&model(), 4)];
+    for part in [4, 20, 1 << 10, 1 << 20] {
+        let mut shards = start(&layouts[0]);
+        train(&mut shards, 1..=2);
+        for (round, owned) in layouts.iter().cycle().skip(1).take(6).enumerate() {
+            let anew = move_to(&shards, owned);
+            shards = adopt(shards, owned, part);
+            assert_eq!(state(&shards), state(&anew), "parts of {part} bytes, round {round}");
+            let steps = 2 * round as u64 + 3;
+            train(&mut shards, steps..=steps + 1);
+        }
+    }
+}
+
+#[test]
+fn what_was_not_asked_for_is_refused_and_what_is_missing_named() {
+    let owned = &split(&model(), 2)[0];
+    let other = &split(&model(), 2)[1];
+    let source = Shard::<f32>::init(&model(), 3, other);
+    let axis = Axis::ffn(0);
+    let mut intake = Intake::<f32>::new(&model(), owned, true).expect("known units");
+    let length = other[&axis].len() as usize * Shard::<f32>::unit_len(&model(), axis.family) * 12;
+    let mut bytes = vec![0; length];
+    source.export_part(Some(axis), &other[&axis], 0, &mut bytes).expect("owned");
+    let refused = intake.import_part(Some(axis), &other[&axis], 0, &bytes);
+    assert_eq!(refused, Err(RebuildError::Unexpected { axis: Some(axis), units: other[&axis].clone() }));
+    assert!(matches!(intake.check_complete(), Err(RebuildError::Missing { unit: 0, .. })));
+    let none = Intake::<f32>::new(&model(), &Owned::new(), true).expect("nothing");
+    assert_eq!(none.check_complete(), Err(RebuildError::MissingReplicated));
+    let beyond = [(axis, Units::range(0, 1000))].into();
+    assert!(matches!(Intake::<f32>::new(&model(), &beyond, false), Err(RebuildError::Unknown { .. })));
 }
 
 #[test]

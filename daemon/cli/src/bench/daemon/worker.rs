@@ -130,6 +130,7 @@ impl Worker<'_> {
                 self.fleet.note(|tally| tally.stops.push(Instant::now()));
                 self.quiesce().await?;
             }
+            Order::Join(join) => self.send(Report::Joined(v1::Joined { epoch: join.epoch })).await?,
             Order::Prepare(prepare) => {
                 let bytes = prepare.encoded_len() as u64;
                 self.fleet.note(|tally| {
