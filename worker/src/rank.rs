@@ -98,7 +98,7 @@ enum NextState<T: Real> {
     /// Of the held units and those that came.
     Adopts {
         owned: BTreeMap<Axis, Units>,
-        intake: Intake<T>,
+        intake: Box<Intake<T>>,
     },
 }
 
@@ -288,7 +288,7 @@ impl<T: Real + Element> Rank<T> {
                 (NextState::Fresh(Box::new(shard)), Some(digest))
             }
             Some(owned) if held.is_some_and(|held| *held.owned() == owned) => (NextState::Stays, digest),
-            Some(owned) => (NextState::Adopts { owned, intake }, digest),
+            Some(owned) => (NextState::Adopts { owned, intake: Box::new(intake) }, digest),
         };
         self.next = Some(Next { epoch: prepare.epoch, step: prepare.resume_step, vote, team, state });
         let replicated_digest = digest.unwrap_or_default();
@@ -321,7 +321,7 @@ impl<T: Real + Element> Rank<T> {
                     NextState::Adopts { owned, intake } => {
                         let model = &self.setting.job.model;
                         let shard = self.shard.get_or_insert_with(|| Shard::empty(model));
-                        shard.adopt(&owned, intake);
+                        shard.adopt(&owned, *intake);
                     }
                 }
                 if let Some(shard) = &mut self.shard {

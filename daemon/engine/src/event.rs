@@ -1,7 +1,9 @@
 //! What the engine is told.
 
 use crate::{Incident, JobName, JobRecord};
-use reknit_layout::{CheckpointId, Epoch, GpuId, Holding, JobSpec, NodeName, Plan, PlanError, Step, WorkerKey};
+use reknit_layout::{
+    CheckpointId, Epoch, GpuId, Holding, JobSpec, NodeName, Plan, PlanError, Step, WorkerKey,
+};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, PartialEq)]

@@ -49,9 +49,7 @@ enum Stir {
 impl Stir {
     fn by(event: &Event) -> Self {
         match event {
-            Event::Committed { .. }
-            | Event::Progress { .. }
-            | Event::Checkpoints { .. } => Self::Nothing,
+            Event::Committed { .. } | Event::Progress { .. } | Event::Checkpoints { .. } => Self::Nothing,
             Event::WorkerSpawned { .. }
             | Event::WorkerExited { .. }
             | Event::WorkerConnected { .. }
