@@ -5,7 +5,7 @@
 //! stream is the same on every rank, and so is what is dropped from it.
 
 use crate::Real;
-use crate::cpu::isa::versions;
+use crate::cpu::versions::versions;
 use crate::pass::Extent;
 use crate::random::Name;
 

@@ -1,7 +1,7 @@
 //! AdamW with a warm-up and cosine schedule.
 
 use crate::Real;
-use crate::cpu::isa::versions;
+use crate::cpu::versions::versions;
 use crate::shard::{AxisShard, Shard, Tensor};
 use crate::team::Team;
 use reknit_layout::Step;

@@ -1,8 +1,7 @@
 //! The numbers the model computes with.
 
 use crate::cpu;
-use crate::cpu::gemm::Packs;
-use crate::cpu::lanes::Lanes;
+use crate::cpu::gemm::Gemm;
 use std::cell::RefCell;
 use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub};
@@ -23,15 +22,11 @@ pub trait Real:
     + AddAssign
     + MulAssign
 {
-    /// The registers of two instruction sets.
-    #[cfg(target_arch = "x86_64")]
-    type Avx512: Lanes<Self>;
-    #[cfg(target_arch = "x86_64")]
-    type Avx2: Lanes<Self>;
-
     const ZERO: Self;
     const ONE: Self;
     const NEG_INFINITY: Self;
+    /// The library's product.
+    const GEMM: Gemm<Self>;
 
     fn from_f64(value: f64) -> Self;
     fn to_f64(self) -> f64;
@@ -40,25 +35,19 @@ pub trait Real:
     fn sqrt(self) -> Self;
     /// The larger; a NaN gives way to a number.
     fn max(self, other: Self) -> Self;
-    /// `self * factor + term`, rounded once.
-    fn mul_add(self, factor: Self, term: Self) -> Self;
     /// The nearest number that bf16 has; of two the even one. Values beyond `f32`'s last bit are rounded to `f32` first.
     fn to_bf16(self) -> Self;
-    /// Calls with this thread's buffers for packed matrices.
-    fn with_packs<R>(body: impl FnOnce(&mut Packs<Self>) -> R) -> R;
+    /// Calls with a buffer of this thread, which holds what the last call left in it.
+    fn with_buffer<R>(body: impl FnOnce(&mut Vec<Self>) -> R) -> R;
 }
 
 macro_rules! real {
-    ($float:ident, $exp:path, $avx512:ident, $avx2:ident) => {
+    ($float:ident, $exp:path, $gemm:path) => {
         impl Real for $float {
-            #[cfg(target_arch = "x86_64")]
-            type Avx512 = cpu::lanes::x86::$avx512;
-            #[cfg(target_arch = "x86_64")]
-            type Avx2 = cpu::lanes::x86::$avx2;
-
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
             const NEG_INFINITY: Self = $float::NEG_INFINITY;
+            const GEMM: Gemm<Self> = $gemm;
 
             #[inline(always)]
             fn from_f64(value: f64) -> Self {
@@ -91,25 +80,20 @@ macro_rules! real {
             }
 
             #[inline(always)]
-            fn mul_add(self, factor: Self, term: Self) -> Self {
-                self.mul_add(factor, term)
-            }
-
-            #[inline(always)]
             fn to_bf16(self) -> Self {
                 Self::from(to_bf16(self as f32))
             }
 
-            fn with_packs<R>(body: impl FnOnce(&mut Packs<Self>) -> R) -> R {
-                thread_local!(static PACKS: RefCell<Packs<$float>> = RefCell::default());
-                PACKS.with_borrow_mut(body)
+            fn with_buffer<R>(body: impl FnOnce(&mut Vec<Self>) -> R) -> R {
+                thread_local!(static BUFFER: RefCell<Vec<$float>> = RefCell::default());
+                BUFFER.with_borrow_mut(body)
             }
         }
     };
 }
 
-real!(f32, cpu::exp::exp, F32Avx512, F32Avx2);
-real!(f64, f64::exp, F64Avx512, F64Avx2);
+real!(f32, cpu::exp::exp, matrixmultiply::sgemm);
+real!(f64, f64::exp, matrixmultiply::dgemm);
 
 /// A bf16 is the upper half of an `f32`. Rounding may carry into the exponent, up to infinity, as it should; a NaN stays one.
 #[inline(always)]

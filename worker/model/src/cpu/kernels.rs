@@ -1,7 +1,7 @@
 //! Everything but matrix products, as loops over rows or ranges. Each sum has a fixed order, so a repeated run is bit-equal.
 
 use crate::Real;
-use crate::cpu::isa::versions;
+use crate::cpu::versions::versions;
 use crate::team::Team;
 use std::cmp::min;
 
@@ -100,6 +100,13 @@ versions! {
         }
     }
 
+    /// Writes the values rounded to bf16.
+    pub(crate) fn round<T>(values: &[T], out: &mut [T]) {
+        for (out, &value) in out.iter_mut().zip(values) {
+            *out = value.to_bf16();
+        }
+    }
+
     /// The largest of each row.
     fn maxima_of<T>(rows: &[T], maxima: &mut [T]) {
         let width = rows.len() / maxima.len();
@@ -144,6 +151,13 @@ versions! {
             for value in row {
                 *value *= inverse;
             }
+        }
+    }
+
+    /// Of a row of weights the gradients before the softmax, in place: `weight * (sum - shift) * factor`.
+    pub(crate) fn softmax_gradient<T>(weights: &mut [T], sums: &[T], shift: T, factor: T) {
+        for (weight, &sum) in weights.iter_mut().zip(sums) {
+            *weight = *weight * (sum - shift) * factor;
         }
     }
 
