@@ -42,8 +42,10 @@ pub(super) fn of_worker(
         ("REKNIT_GPU_INDEX", index.to_string()),
         ("REKNIT_WORKER", format!("{}/{}/{}", worker.job, worker.key.gpu, worker.key.incarnation)),
         // Large blocks go back to the system when they are freed, also after the first: a worker makes its state anew at
-        // each reshard, and the C library would keep what the old one took.
-        ("MALLOC_MMAP_THRESHOLD_", (128 << 10).to_string()),
+        // each reshard, and the C library would keep what the old one took. Smaller ones are
+        // what products pack matrices into: they come and go all the time and stay.
+        ("MALLOC_MMAP_THRESHOLD_", (640 << 10).to_string()),
+        ("MALLOC_TRIM_THRESHOLD_", (1280 << 10).to_string()),
         (SPAWN, spawn.to_owned()),
     ];
     let inherited = own.filter(|(name, _)| is_passed_on(name) && name != "CUDA_VISIBLE_DEVICES");

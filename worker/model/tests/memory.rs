@@ -242,7 +242,8 @@ fn memory_comes_back_after_reshards() {
     let output = std::process::Command::new(std::env::current_exe().expect("this test"))
         .args(["--exact", "memory_comes_back_after_reshards", "--nocapture"])
         .env(CHILD, "1")
-        .env("MALLOC_MMAP_THRESHOLD_", "131072")
+        .env("MALLOC_MMAP_THRESHOLD_", (640 << 10).to_string())
+        .env("MALLOC_TRIM_THRESHOLD_", (1280 << 10).to_string())
         .output()
         .expect("a process");
     let text = String::from_utf8_lossy(&output.stdout);

@@ -69,6 +69,7 @@ pub(crate) fn product<T: Real>(
     into: Store<'_, T>,
     c: ViewMut<'_, T>,
 ) {
+    assert_match(&a, &b, &c);
     let (m, k, n) = (c.rows, a.cols, c.cols);
     if m == 0 || k == 0 || n == 0 {
         return banded(T::ONE, a, b, into, c, Band::Full);
@@ -164,10 +165,11 @@ fn multiply<T: Real>(alpha: T, a: View<'_, T>, b: View<'_, T>, into: Store<'_, T
     assert_match(&a, &b, &c);
     let [a_rows, a_cols, b_rows, b_cols, c_rows] =
         [a.row_stride, a.col_stride, b.row_stride, b.col_stride, c.stride].map(|stride| stride as isize);
+    let (k, out) = (a.cols, c.data);
     // SAFETY: the library reads and writes the elements of matrices of these sizes at these distances. They are the views'
     // own: each of their elements lies in the slice that the view borrows, at an offset that fits an `isize`. `c` is an
     // exclusive borrow, so nothing else refers to its elements, and its rows do not overlap.
-    let (k, out) = (a.cols, c.data);
+    // The transposed call below is of the same matrices.
     let call = |m, n, (a, a_rows, a_cols), (b, b_rows, b_cols), (c_rows, c_cols)| unsafe {
         (T::GEMM)(m, k, n, alpha, a, a_rows, a_cols, b, b_rows, b_cols, beta, out, c_rows, c_cols);
     };
