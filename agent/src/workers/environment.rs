@@ -42,8 +42,8 @@ pub(super) fn of_worker(
         ("REKNIT_GPU_INDEX", index.to_string()),
         ("REKNIT_WORKER", format!("{}/{}/{}", worker.job, worker.key.gpu, worker.key.incarnation)),
         // Large blocks go back to the system when they are freed, also after the first: a worker makes its state anew at
-        // each reshard, and the C library would keep what the old one took. Smaller ones are
-        // what products pack matrices into: they come and go all the time and stay.
+        // each reshard, and the C library would keep what the old one took. Products pack matrices
+        // into smaller ones, which come and go all the time: they stay.
         ("MALLOC_MMAP_THRESHOLD_", (640 << 10).to_string()),
         ("MALLOC_TRIM_THRESHOLD_", (1280 << 10).to_string()),
         (SPAWN, spawn.to_owned()),

@@ -127,8 +127,12 @@ pub(crate) fn banded<T: Real>(
 ) {
     assert_match(&a, &b, &c);
     let (m, k, n) = (c.rows, a.cols, c.cols);
+    let beta = match into {
+        Store::Replace | Store::Softmax { .. } => T::ZERO,
+        Store::Add => T::ONE,
+    };
     if band == Band::Full && !matches!(into, Store::Softmax { .. }) {
-        return multiply(alpha, a, b, into, c);
+        return multiply(alpha, a, b, beta, c);
     }
     for (row, c) in (0..m).step_by(STEP).zip(c.pieces(STEP, n.max(1))) {
         let end = row + c.rows;
@@ -142,12 +146,12 @@ pub(crate) fn banded<T: Real>(
         let b = b.piece(terms.start, terms.len(), 0, cols);
         let (mut c, _) = c.split_cols(cols);
         let Store::Softmax { shift, factor } = into else {
-            multiply(alpha, a, b, into, c);
+            multiply(alpha, a, b, beta, c);
             continue;
         };
         T::with_buffer(|sums| {
             sums.resize(c.rows * cols, T::ZERO);
-            multiply(alpha, a, b, Store::Replace, ViewMut::new(sums, c.rows, cols));
+            multiply(alpha, a, b, beta, ViewMut::new(sums, c.rows, cols));
             for (i, sums) in sums.chunks_exact(cols).enumerate() {
                 softmax_gradient(c.row(i), sums, shift[row + i], factor);
             }
@@ -155,13 +159,8 @@ pub(crate) fn banded<T: Real>(
     }
 }
 
-/// The call into the library. Softmax is made of its result, not here.
-fn multiply<T: Real>(alpha: T, a: View<'_, T>, b: View<'_, T>, into: Store<'_, T>, c: ViewMut<'_, T>) {
-    let beta = match into {
-        Store::Replace => T::ZERO,
-        Store::Add => T::ONE,
-        Store::Softmax { .. } => unreachable!("made by `banded`"),
-    };
+/// The call into the library: `c = alpha * a * b + beta * c`.
+fn multiply<T: Real>(alpha: T, a: View<'_, T>, b: View<'_, T>, beta: T, c: ViewMut<'_, T>) {
     assert_match(&a, &b, &c);
     let [a_rows, a_cols, b_rows, b_cols, c_rows] =
         [a.row_stride, a.col_stride, b.row_stride, b.col_stride, c.stride].map(|stride| stride as isize);
