@@ -1,7 +1,7 @@
 //! Joining the groups of an epoch to come in the background, on a thread of its own, while the worker trains or opens its
 //! data. The order to prepare that epoch then finds them joined.
 
-use crate::corpus::Corpus;
+use crate::data::Corpus;
 use crate::groups::{Joined, Joiner, join_all};
 use crate::messages::{Prepare, Report};
 use crate::pace::Pace;

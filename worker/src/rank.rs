@@ -4,7 +4,7 @@ mod error;
 
 use crate::abort::Aborts;
 use crate::ahead::{Joins, join};
-use crate::corpus::Corpus;
+use crate::data::Corpus;
 use crate::groups::{Joined, Team};
 use crate::messages::{Committed, Phase, Prepare, Share, StepPart, StepVote, Timeouts, WorkerState};
 use crate::pace::Pace;
@@ -127,7 +127,7 @@ impl<T: Real + Element> Rank<T> {
             let text = "this worker trains jobs with [parallel] pipeline = 1 only";
             return Err(RankError::Refused(text.to_owned()));
         }
-        let corpus = Arc::new(Corpus::open(&data.files, model.seq_len, run.seed)?);
+        let corpus = Arc::new(Corpus::open(data, model, run.seed)?);
         let joins = Arc::new(Joins::new(setting.clone(), Arc::clone(&corpus)));
         let saver = Saver::start(&setting.job, &setting.worker, &setting.outbox);
         Ok(Self {

@@ -9,7 +9,7 @@ use std::ffi::{OsStr, OsString};
 /// Marks a worker and all that it starts: the number of the spawn, which no other spawn has.
 pub(super) const SPAWN: &str = "REKNIT_SPAWN";
 
-const NAMES: [&str; 11] = [
+const NAMES: [&str; 13] = [
     "PATH",
     "HOME",
     "USER",
@@ -18,6 +18,8 @@ const NAMES: [&str; 11] = [
     "LANG",
     "TZ",
     "TMPDIR",
+    "XDG_CACHE_HOME",
+    "REKNIT_CACHE_DIR",
     "LD_LIBRARY_PATH",
     "RUST_LOG",
     "RUST_BACKTRACE",

@@ -1,6 +1,6 @@
 //! Why a rank cannot go on.
 
-use crate::corpus::CorpusError;
+use crate::data::CorpusError;
 use crate::exchange::ExchangeError;
 use crate::groups::CommError;
 use crate::reshard::ReshardError;

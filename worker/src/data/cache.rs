@@ -1,0 +1,223 @@
+//! Text made into token numbers, once for all workers of a node.
+//!
+//! The result is a flat file of `u32` in a cache folder (`REKNIT_CACHE_DIR`, else `XDG_CACHE_HOME/reknit`, else
+//! `HOME/.cache/reknit`, else `reknit-cache` in the folder for temporary files). Its name is the SHA-256 of the tokenizer and of all
+//! the text, so it never has to be looked at whether it is still right. One worker makes it, under a lock that ends with
+//! its process; the others wait and find it.
+
+use super::CorpusError;
+use super::map::Map;
+use sha2::{Digest, Sha256};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tokenizers::Tokenizer;
+use tracing::info;
+
+/// Text is cut at line ends into pieces of about so many bytes, each of which is tokenized by itself.
+const PIECE: usize = 1 << 20;
+/// Pieces that are tokenized at once.
+const AT_ONCE: usize = 16;
+const TELL_EVERY: Duration = Duration::from_secs(5);
+
+/// The folder for tokens that were made here.
+pub fn folder() -> PathBuf {
+    let var = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    var("REKNIT_CACHE_DIR")
+        .or_else(|| var("XDG_CACHE_HOME").map(|cache| cache.join("reknit")))
+        .or_else(|| var("HOME").map(|home| home.join(".cache/reknit")))
+        .unwrap_or_else(|| std::env::temp_dir().join("reknit-cache"))
+}
+
+/// The file with the tokens of `texts`, made now if there is none in `folder`. `vocab`: of the model.
+///
+/// # Errors
+/// The tokenizer or a text cannot be read or makes no sense, or the model's vocabulary is too small.
+pub fn tokens(
+    folder: &Path,
+    tokenizer: &Path,
+    texts: &[PathBuf],
+    vocab: u32,
+) -> Result<PathBuf, CorpusError> {
+    let failed = |path: &Path| {
+        let path = path.display().to_string();
+        move |source| CorpusError::Cache { path, source }
+    };
+    let bytes = fs::read(tokenizer).map_err(|source| CorpusError::read(tokenizer, source))?;
+    let maps: Vec<Option<Map>> = texts
+        .iter()
+        .map(|path| Map::open(path).map_err(|source| CorpusError::read(path, source)))
+        .collect::<Result<_, _>>()?;
+    let mut hash = Sha256::new();
+    let mut add = |bytes: &[u8]| {
+        hash.update((bytes.len() as u64).to_le_bytes());
+        hash.update(bytes);
+    };
+    add(&bytes);
+    for (path, map) in texts.iter().zip(&maps) {
+        add(text_of(path, map.as_ref())?);
+    }
+    let name: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let made = folder.join(format!("{name}.u32"));
+
+    let tokenizer_error = |problem: String| CorpusError::Tokenizer { path: tokenizer.display().to_string(), problem };
+    let made_by = Tokenizer::from_bytes(&bytes).map_err(|error| tokenizer_error(error.to_string()))?;
+    let largest = made_by.get_vocab(true).into_values().max().unwrap_or(0);
+    if largest >= vocab {
+        return Err(tokenizer_error(format!("its largest token is {largest}, and model.vocab = {vocab}")));
+    }
+
+    fs::create_dir_all(folder).map_err(failed(folder))?;
+    let lock = folder.join(format!("{name}.lock"));
+    let locked = File::options().create(true).append(true).open(&lock).and_then(|file| {
+        file.lock()?;
+        Ok(file)
+    });
+    let _held_until_the_end = locked.map_err(failed(&lock))?;
+    if !made.exists() {
+        let partial = folder.join(format!("{name}.partial"));
+        let texts = texts.iter().zip(&maps);
+        let written = make(&made_by, texts, &partial, &tokenizer_error);
+        let done = written.and_then(|()| fs::rename(&partial, &made).map_err(failed(&made)));
+        done.inspect_err(|_| drop(fs::remove_file(&partial)))?;
+    }
+    Ok(made)
+}
+
+fn text_of<'a>(path: &Path, map: Option<&'a Map>) -> Result<&'a [u8], CorpusError> {
+    let Some(map) = map else { return Ok(&[]) };
+    let bytes = map.bytes().map_err(|source| CorpusError::read(path, source))?;
+    bytes.ok_or_else(|| CorpusError::Changed { path: path.display().to_string() })
+}
+
+fn make<'a>(
+    tokenizer: &Tokenizer,
+    texts: impl Iterator<Item = (&'a PathBuf, &'a Option<Map>)>,
+    out: &Path,
+    bad: &dyn Fn(String) -> CorpusError,
+) -> Result<(), CorpusError> {
+    let failed = |source: io::Error| CorpusError::Cache { path: out.display().to_string(), source };
+    let mut file = BufWriter::new(File::create(out).map_err(failed)?);
+    let (begun, mut told, mut done, mut count) = (Instant::now(), Instant::now(), 0u64, 0u64);
+    for (path, map) in texts {
+        let text = text_of(path, map.as_ref())?;
+        let text = std::str::from_utf8(text).map_err(|error| CorpusError::NotText {
+            path: path.display().to_string(),
+            at: error.valid_up_to(),
+        })?;
+        for group in pieces(text).collect::<Vec<_>>().chunks(AT_ONCE) {
+            let encodings = tokenizer.encode_batch(group.to_vec(), false);
+            for encoding in encodings.map_err(|error| bad(error.to_string()))? {
+                let ids = encoding.get_ids();
+                count += ids.len() as u64;
+                let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+                file.write_all(&bytes).map_err(failed)?;
+            }
+            done += group.iter().map(|piece| piece.len() as u64).sum::<u64>();
+            if told.elapsed() >= TELL_EVERY {
+                told = Instant::now();
+                info!(file = %path.display(), bytes = done, tokens = count, "making tokens of the text");
+            }
+        }
+    }
+    file.into_inner().map_err(|error| failed(error.into_error()))?.sync_all().map_err(failed)?;
+    info!(bytes = done, tokens = count, took_ms = begun.elapsed().as_millis() as u64, "tokens made of the text");
+    Ok(())
+}
+
+/// Cut behind a line end; a longer line is a piece by itself.
+fn pieces(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let from = (PIECE..=rest.len().max(PIECE)).find(|at| rest.is_char_boundary(*at)).unwrap_or(rest.len());
+        let end = rest.get(from..).and_then(|later| later.find('\n')).map_or(rest.len(), |at| from + at + 1);
+        let (piece, later) = rest.split_at(end);
+        rest = later;
+        Some(piece)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Words apart, 5 of them known.
+    const WORDS: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+        "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": {"?": 0, "a": 1, "rank": 2, "is": 3, "lost": 4}, "unk_token": "?"}}"#;
+
+    fn files(dir: &Path, text: &str) -> (PathBuf, PathBuf) {
+        let (tokenizer, file) = (dir.join("tokenizer.json"), dir.join("text"));
+        fs::write(&tokenizer, WORDS).unwrap();
+        fs::write(&file, text).unwrap();
+        (tokenizer, file)
+    }
+
+    fn read(path: &Path) -> Vec<u32> {
+        fs::read(path).unwrap().chunks_exact(4).map(|four| u32::from_le_bytes(four.try_into().unwrap())).collect()
+    }
+
+    #[test]
+    fn text_becomes_tokens_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = dir.path().join("cache");
+        let (tokenizer, text) = files(dir.path(), "a rank is lost\nlost is a word\n");
+        let made = tokens(&cache, &tokenizer, &[text.clone(), text.clone()], 5).unwrap();
+        let once = [1, 2, 3, 4, 4, 3, 1, 0];
+        assert_eq!(read(&made), [once, once].concat());
+        // Another worker finds it; other text is another file.
+        fs::write(&made, [9, 0, 0, 0]).unwrap();
+        assert_eq!(read(&tokens(&cache, &tokenizer, &[text.clone(), text.clone()], 5).unwrap()), [9]);
+        fs::write(&text, "a rank").unwrap();
+        let other = tokens(&cache, &tokenizer, &[text], 5).unwrap();
+        assert_eq!(read(&other), [1, 2]);
+        assert_ne!(other, made);
+    }
+
+    #[test]
+    fn many_at_once_make_it_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = dir.path().join("cache");
+        let (tokenizer, text) = files(dir.path(), &"a rank is lost\n".repeat(5000));
+        let made: Vec<_> = std::thread::scope(|scope| {
+            let make = || tokens(&cache, &tokenizer, std::slice::from_ref(&text), 5).unwrap();
+            let running: Vec<_> = (0..4).map(|_| scope.spawn(make)).collect();
+            running.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(made.iter().all(|path| path == &made[0]));
+        assert_eq!(read(&made[0]), [1, 2, 3, 4].repeat(5000));
+        let left = fs::read_dir(&cache).unwrap().filter(|file| {
+            file.as_ref().unwrap().path().extension().is_some_and(|extension| extension == "partial")
+        });
+        assert_eq!(left.count(), 0);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let (tokenizer, text) = files(dir.path(), "a");
+        let says = |tokenizer: &Path, texts: &[PathBuf], vocab| {
+            tokens(&dir.path().join("cache"), tokenizer, texts, vocab).unwrap_err().to_string()
+        };
+        let small = says(&tokenizer, std::slice::from_ref(&text), 4);
+        assert!(small.contains("its largest token is 4, and model.vocab = 4"), "{small}");
+        fs::write(&text, b"a rank \xff").unwrap();
+        let binary = says(&tokenizer, std::slice::from_ref(&text), 5);
+        assert!(binary.contains("is no UTF-8 text from byte 7 on"), "{binary}");
+        fs::write(&tokenizer, "{}").unwrap();
+        assert!(says(&tokenizer, &[], 5).contains("tokenizer.json"));
+    }
+
+    #[test]
+    fn pieces_end_with_lines_and_lose_nothing() {
+        let line = "ä".repeat(300_001) + "\n";
+        let text = line.repeat(5) + "end";
+        let cut: Vec<_> = pieces(&text).collect();
+        assert_eq!(cut.concat(), text);
+        assert!(cut.len() > 2 && cut[..cut.len() - 1].iter().all(|piece| piece.ends_with('\n')));
+    }
+}
