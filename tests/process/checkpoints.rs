@@ -45,7 +45,8 @@ async fn without_a_live_holder_the_job_waits_and_goes_on_from_a_checkpoint_when_
     }
     ensure!((watch.samples_missing, watch.samples_repeated) == (0, 0));
     let incidents = lab.incidents().await?;
-    let lost = incidents.iter().filter(|incident| incident.kind != "planned").map(|incident| incident.steps_lost);
+    let lost =
+        incidents.iter().filter(|incident| incident.kind != "planned").map(|incident| incident.steps_lost);
     ensure!(lost.clone().max() == Some(last - from), "{:?}, {last} {from}", lost.collect::<Vec<_>>());
 
     let folder = lab.dir.path().join("checkpoints/test").display().to_string();

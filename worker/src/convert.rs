@@ -92,9 +92,10 @@ pub fn report(job: &str, report: Report) -> v1::WorkerReport {
         Report::Completed { epoch, step, replicated_digest } => {
             Wire::Completed(v1::Completed { epoch: epoch.0, step: step.0, replicated_digest })
         }
-        Report::Checkpoints(ids) => {
-            Wire::Checkpoints(v1::Checkpoints { ids: ids.iter().map(ToString::to_string).collect() })
-        }
+        Report::Checkpoints { ids, written_us } => Wire::Checkpoints(v1::Checkpoints {
+            ids: ids.iter().map(ToString::to_string).collect(),
+            written_us,
+        }),
         Report::NoCheckpoint { step, reason } => {
             Wire::NoCheckpoint(v1::NoCheckpoint { step: step.0, reason })
         }

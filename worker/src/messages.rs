@@ -109,8 +109,11 @@ pub enum Report {
         step: Step,
         replicated_digest: String,
     },
-    /// The complete ones, the last written first.
-    Checkpoints(Vec<CheckpointId>),
+    /// The complete ones, the last written first, and when that was, in microseconds since the Unix epoch.
+    Checkpoints {
+        ids: Vec<CheckpointId>,
+        written_us: u64,
+    },
     /// This worker's part of it could not be written or read.
     NoCheckpoint {
         step: Step,

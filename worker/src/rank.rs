@@ -198,6 +198,10 @@ impl<T: Real + Element> Rank<T> {
     /// Commits the step that others have committed, if this rank had prepared it (the roll-forward rule: whoever
     /// committed it saw that all had). Anything else begun is discarded.
     pub fn roll_forward(&mut self, prepare: &Prepare) -> Result<Option<Committed>, RankError> {
+        if prepare.checkpoint.is_some() {
+            // It has all of the step, which may also lie further back.
+            return Ok(None);
+        }
         let prepared =
             self.attempt.as_ref().filter(|attempt| attempt.prepared && attempt.step == prepare.resume_step);
         if self.committed < prepare.resume_step && prepared.is_some() {
@@ -206,9 +210,7 @@ impl<T: Real + Element> Rank<T> {
             })?;
             return Ok(self.commit(vote, true));
         }
-        // A checkpoint may lie further back.
-        let goes_back = prepare.checkpoint.is_some();
-        if self.shard.is_some() && self.committed > prepare.resume_step && !goes_back {
+        if self.shard.is_some() && self.committed > prepare.resume_step {
             return Err(RankError::Refused(format!(
                 "this worker has committed step {}, which is after step {} to resume from",
                 self.committed, prepare.resume_step

@@ -2,9 +2,8 @@
 
 use crate::messages::Report;
 use crate::session::Outbox;
-use reknit_checkpoint::{CheckpointError, Snapshot, Store};
-use reknit_layout::{CheckpointId, JobSpec, Step, WorkerKey};
-use std::path::PathBuf;
+use reknit_checkpoint::{CheckpointError, Snapshot, Store, job_sha256};
+use reknit_layout::{JobSpec, Step, WorkerKey};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
@@ -32,6 +31,7 @@ struct Writer {
     store: Store,
     keep: usize,
     name: String,
+    job_sha256: String,
     outbox: Arc<Outbox>,
     returned: Sender<Vec<u8>>,
 }
@@ -40,13 +40,15 @@ impl Saver {
     /// `None`: the job has no folder for checkpoints. Tells which are there.
     pub fn start(job: &JobSpec, worker: &WorkerKey, outbox: &Arc<Outbox>) -> Option<Self> {
         let store = Store::new(job.checkpoint.folder(&job.name)?);
-        tell_known(&store, outbox);
+        let job_sha256 = job_sha256(job);
+        tell_known(&store, &job_sha256, outbox);
         let (snapshots, orders) = sync_channel(1);
         let (give_back, returned) = channel();
         let writer = Writer {
             store,
             keep: job.checkpoint.keep as usize,
             name: writer_name(worker),
+            job_sha256,
             outbox: Arc::clone(outbox),
             returned: give_back,
         };
@@ -84,8 +86,8 @@ impl Saver {
 
     pub fn write(&self, snapshot: Snapshot) {
         let step = snapshot.heading.step;
-        let sent = self.snapshots.as_ref().map(|snapshots| snapshots.try_send(snapshot));
-        if !matches!(sent, Some(Ok(()))) {
+        let sent = self.snapshots.as_ref().is_some_and(|snapshots| snapshots.try_send(snapshot).is_ok());
+        if !sent {
             warn!(%step, "the thread that writes checkpoints is gone");
         }
     }
@@ -134,15 +136,20 @@ impl Writer {
             Ok(removed) => info!(removed, "older checkpoints removed"),
             Err(error) => warn!(%error, "older checkpoints cannot be removed"),
         }
-        tell_known(&self.store, &self.outbox);
+        tell_known(&self.store, &self.job_sha256, &self.outbox);
     }
 }
 
-fn tell_known(store: &Store, outbox: &Outbox) {
-    match store.complete_ids() {
-        Ok(ids) if ids.is_empty() => {}
-        Ok(ids) => outbox.push(Report::Checkpoints(ids)),
-        Err(error) => warn!(%error, "the checkpoints that are there are not known"),
+/// Only those of this very job: another one of the same name may have left some.
+fn tell_known(store: &Store, job_sha256: &str, outbox: &Outbox) {
+    let found = match store.list() {
+        Ok(found) => found,
+        Err(error) => return warn!(%error, "the checkpoints that are there are not known"),
+    };
+    let own: Vec<_> =
+        found.into_iter().filter(|found| found.complete && found.job_sha256 == job_sha256).collect();
+    if let Some(written_us) = own.first().map(|newest| newest.written_us) {
+        outbox.push(Report::Checkpoints { ids: own.into_iter().map(|found| found.id).collect(), written_us });
     }
 }
 
@@ -151,11 +158,6 @@ fn writer_name(worker: &WorkerKey) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
     let gpu: String = worker.gpu.0.chars().map(plain).collect();
     format!("{gpu}-{}", worker.incarnation)
-}
-
-/// Where a checkpoint of the job lies.
-pub fn folder_of(job: &JobSpec, id: &CheckpointId) -> Option<PathBuf> {
-    Some(PathBuf::from(job.checkpoint.folder(&job.name)?).join(id.to_string()))
 }
 
 /// Why this rank could not take its part out of a checkpoint.

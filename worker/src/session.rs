@@ -31,14 +31,14 @@ const PLAN_BYTES: usize = 64 << 20;
 pub struct Outbox {
     reports: Mutex<VecDeque<Report>>,
     /// As last told: whoever is told of a session must hear it again.
-    checkpoints: Mutex<Vec<CheckpointId>>,
+    checkpoints: Mutex<(Vec<CheckpointId>, u64)>,
     filled: Notify,
 }
 
 impl Outbox {
     pub fn push(&self, report: Report) {
-        if let Report::Checkpoints(ids) = &report {
-            self.checkpoints.lock().unwrap_or_else(PoisonError::into_inner).clone_from(ids);
+        if let Report::Checkpoints { ids, written_us } = &report {
+            *self.checkpoints.lock().unwrap_or_else(PoisonError::into_inner) = (ids.clone(), *written_us);
         }
         let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
         if reports.len() == KEPT_REPORTS {
@@ -56,11 +56,11 @@ impl Outbox {
 
     /// Before a Hello: forgets what the Hello will tell. What it does not tell is said again.
     fn keep_committed_steps(&self) {
-        let checkpoints = self.checkpoints.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (ids, written_us) = self.checkpoints.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
         reports.retain(|report| matches!(report, Report::Committed(_)));
-        if !checkpoints.is_empty() {
-            reports.push_back(Report::Checkpoints(checkpoints));
+        if !ids.is_empty() {
+            reports.push_back(Report::Checkpoints { ids, written_us });
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What the engine is told.
 
-use crate::{Incident, JobName, JobRecord};
+use crate::{Incident, JobName, JobRecord, Time};
 use reknit_layout::{
     CheckpointId, Epoch, GpuId, Holding, JobSpec, NodeName, Plan, PlanError, Step, WorkerKey,
 };
@@ -127,11 +127,12 @@ pub enum Event {
         replicated_digest: String,
     },
 
-    /// A worker has looked for the job's checkpoints: the complete ones, the last written first.
+    /// A worker has looked for the job's checkpoints: the complete ones, the last written first, and when that was.
     Checkpoints {
         job: JobName,
         worker: WorkerKey,
         ids: Vec<CheckpointId>,
+        written: Time,
     },
     /// A worker could not write its part of this checkpoint, or not load its own out of it.
     NoCheckpoint {

@@ -215,8 +215,8 @@ impl Engine<'_> {
                     job.completed(&worker, epoch, step, replicated_digest);
                 });
             }
-            Event::Checkpoints { job, worker, ids } => {
-                self.on(&job, |job, ctx| job.checkpoints_found(ctx, &worker, ids));
+            Event::Checkpoints { job, worker, ids, written } => {
+                self.on(&job, |job, ctx| job.checkpoints_found(ctx, &worker, ids, written));
             }
             Event::NoCheckpoint { job, worker, step, reason } => {
                 self.on(&job, |job, ctx| job.no_checkpoint(ctx, &worker, step, &reason));

@@ -300,7 +300,7 @@ fn events(epoch: Epoch, committed: Step) -> Vec<(&'static str, Event)> {
         ("Planned: an older epoch", Event::Planned { job: job(), epoch, result: Err(too_few) }),
         (
             "Checkpoints: 1.0.0 finds one",
-            Event::Checkpoints { job: job(), worker: worker(2), ids: vec![saved(4)] },
+            Event::Checkpoints { job: job(), worker: worker(2), ids: vec![saved(4)], written: Time(1) },
         ),
         (
             "NoCheckpoint: 1.0.0's disk is full",

@@ -25,8 +25,8 @@ pub mod toml_file;
 pub mod topology;
 pub mod units;
 
-pub use checkpoint::{BadCheckpointId, CheckpointId};
 pub use check::{Rule, Violation, check};
+pub use checkpoint::{BadCheckpointId, CheckpointId};
 pub use circles::{Circle, Circles, Part};
 pub use contingency::{Contingency, Exposure, contingency, contingency_of_lost};
 pub use cost::Predicted;

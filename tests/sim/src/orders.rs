@@ -137,7 +137,8 @@ impl World {
         worker.state.phase = WorkerPhase::Preparing;
         worker.state.ready_epoch = epoch;
         let participants = participants.iter().map(|found| found.worker.clone()).collect();
-        worker.next = Some(Next { plan, participants, ticket, resume_step, vote: given, restored, buffers: None });
+        worker.next =
+            Some(Next { plan, participants, ticket, resume_step, vote: given, restored, buffers: None });
         if rolls {
             self.facts.push(Fact::Applied { worker: who.clone(), step: resume_step });
             self.says_committed(who, resume_step, true);
@@ -171,8 +172,7 @@ impl World {
             self.worker_says(who, event);
             return;
         }
-        let (plan, step, restored, seed) =
-            (next.plan.clone(), next.resume_step, next.restored, worker.seed);
+        let (plan, step, restored, seed) = (next.plan.clone(), next.resume_step, next.restored, worker.seed);
         let Some(place) = plan.layout.place_of(&who.key) else {
             return; // Only a source.
         };

@@ -128,7 +128,8 @@ impl World {
         let checkpoint = &record.spec.checkpoint;
         if checkpoint.every_steps > 0 && step.0.is_multiple_of(checkpoint.every_steps) {
             let id = CheckpointId { step, digest: format!("{:016x}", mix(step.0)) };
-            let saved = self.saved.entry(job.clone()).or_default();
+            let (saved, written) = self.saved.entry(job.clone()).or_default();
+            *written = self.now;
             saved.retain(|other| *other != id);
             saved.insert(0, id);
             saved.truncate(checkpoint.keep as usize);
@@ -241,9 +242,9 @@ impl World {
         // They say it once for each that is new; the engine takes no notice of the others.
         let everyone: Vec<_> = self.workers.keys().cloned().collect();
         for who in everyone {
-            if let Some(ids) = self.saved.get(&who.job).cloned() {
+            if let Some((ids, written)) = self.saved.get(&who.job).cloned() {
                 let (job, worker) = (who.job.clone(), who.key.clone());
-                self.worker_says(&who, Event::Checkpoints { job, worker, ids });
+                self.worker_says(&who, Event::Checkpoints { job, worker, ids, written });
             }
         }
         self.at(100 * MS, What::Heartbeat);

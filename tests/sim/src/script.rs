@@ -173,7 +173,11 @@ impl std::fmt::Display for Script {
         writeln!(f, "seed {}, nodes {nodes:?}, domains {:?}", self.seed, topology.domains().len())?;
         for JobSpec { name, parallel, recovery, checkpoint, run, .. } in jobs {
             let every = checkpoint.every_steps;
-            writeln!(f, "{name}: {parallel:?}, {recovery:?}, checkpoints every {every}, {} steps", run.steps)?;
+            writeln!(
+                f,
+                "{name}: {parallel:?}, {recovery:?}, checkpoints every {every}, {} steps",
+                run.steps
+            )?;
         }
         self.faults.iter().try_for_each(|fault| writeln!(f, "{fault:?},"))
     }

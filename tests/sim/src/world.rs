@@ -142,8 +142,8 @@ pub struct World {
     /// Bytes of memory that plans may count on.
     pub gpu_memory: Option<u64>,
     pub(crate) truths: BTreeMap<u64, Truth>,
-    /// The checkpoints of each job, the last written first.
-    pub saved: BTreeMap<JobName, Vec<CheckpointId>>,
+    /// The checkpoints of each job, the last written first, and when that was.
+    pub saved: BTreeMap<JobName, (Vec<CheckpointId>, Time)>,
     /// What was done to whom.
     pub(crate) harm: Vec<Harm>,
     pub(crate) facts: Vec<Fact>,

@@ -49,12 +49,17 @@ fn a_job_without_a_live_holder_waits_names_the_checkpoint_and_goes_back_when_tol
     world.run_until_phase(Phase::Running);
     let from = "/checkpoints/demo/step-000000000004-";
     let prepared = world.told.iter().filter(|line| line.starts_with("prepare") && line.contains(from));
-    assert!(prepared.clone().count() >= 2 && prepared.clone().all(|line| line.contains(" at 4 ")), "{:?}", world.told);
+    assert!(
+        prepared.clone().count() >= 2 && prepared.clone().all(|line| line.contains(" at 4 ")),
+        "{:?}",
+        world.told
+    );
     let note = format!("note goes back to the checkpoint of step 4: {} steps are lost", stood - 4);
     assert!(world.told.contains(&note), "{:?}", world.told);
     world.run_until_step(stood + 3);
     world.run_until_degrees(&[2, 2]);
-    let lost: Vec<_> = world.incidents().into_iter().filter(|found| found.kind != IncidentKind::Planned).collect();
+    let lost: Vec<_> =
+        world.incidents().into_iter().filter(|found| found.kind != IncidentKind::Planned).collect();
     assert!(lost.iter().all(|incident| incident.steps_lost == stood - 4), "{lost:#?}");
     assert!(lost.iter().all(|incident| incident.recovered.is_some()));
 }
@@ -63,7 +68,9 @@ fn a_job_without_a_live_holder_waits_names_the_checkpoint_and_goes_back_when_tol
 fn a_job_that_shall_act_goes_back_by_itself() {
     let mut world = trained_to(9, Restore::Act);
     lose_both(&mut world);
-    world.run_until("the job to go back", |world| world.told.iter().any(|line| line.starts_with("note goes back")));
+    world.run_until("the job to go back", |world| {
+        world.told.iter().any(|line| line.starts_with("note goes back"))
+    });
     assert!(!world.told.contains(&"phase Waiting".to_owned()), "{:?}", world.told);
     world.run_until_step(14);
 }
@@ -71,7 +78,8 @@ fn a_job_that_shall_act_goes_back_by_itself() {
 #[test]
 fn a_job_that_trains_goes_back_on_request_and_old_reports_do_not_count() {
     let mut world = trained_to(10, Restore::Ask);
-    let refused = world.state().refuse_restore_job(&job_name(), Some(Step(5))).expect("there is none of step 5");
+    let refused =
+        world.state().refuse_restore_job(&job_name(), Some(Step(5))).expect("there is none of step 5");
     assert!(refused.to_string().contains("complete: 8, 4"), "{refused}");
     let late = Event::Committed {
         job: job_name(),
@@ -119,6 +127,15 @@ fn a_checkpoint_that_cannot_be_read_is_named_and_the_job_waits_again() {
 }
 
 #[test]
+fn who_looked_earlier_does_not_make_a_newer_checkpoint_forgotten() {
+    let mut world = trained_to(10, Restore::Ask);
+    let known = world.view().checkpoints;
+    let (worker, ids) = (world.keys()[0].clone(), known[1..].to_vec());
+    world.tell(Event::Checkpoints { job: job_name(), worker, ids, written: Time(1) });
+    assert_eq!(world.view().checkpoints, known);
+}
+
+#[test]
 fn a_worker_lost_while_it_loads_costs_nothing_but_time() {
     let mut world = trained_to(6, Restore::Ask);
     lose_both(&mut world);
@@ -126,7 +143,9 @@ fn a_worker_lost_while_it_loads_costs_nothing_but_time() {
     restore(&mut world, None);
     world.run_until("a preparation", |world| world.told.iter().any(|line| line.contains(" at 4 from ")));
     world.kill(&gpu(0, 0));
-    world.run_until("the job to go back", |world| world.told.iter().any(|line| line.starts_with("note goes back")));
+    world.run_until("the job to go back", |world| {
+        world.told.iter().any(|line| line.starts_with("note goes back"))
+    });
     world.run_until_step(8);
     world.run_until_degrees(&[2, 2]);
 }

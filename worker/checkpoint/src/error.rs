@@ -6,13 +6,17 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    #[error("checkpoint: the disk of {path} is full: free some space, or keep fewer checkpoints (checkpoint.keep)")]
+    #[error(
+        "checkpoint: the disk of {path} is full: free some space, or keep fewer checkpoints (checkpoint.keep)"
+    )]
     Full { path: PathBuf },
     #[error("checkpoint: {path}: {source}")]
     Io { path: PathBuf, source: io::Error },
     #[error("checkpoint: {path} is damaged: {problem}")]
     Damaged { path: PathBuf, problem: String },
-    #[error("checkpoint: {path} has format {found}, and this Reknit reads format {known}; use a Reknit of its time")]
+    #[error(
+        "checkpoint: {path} has format {found}, and this Reknit reads format {known}; use a Reknit of its time"
+    )]
     Version { path: PathBuf, found: u32, known: u32 },
     #[error("checkpoint: {path} is not complete: it has no manifest.json, and its parts lack {missing}")]
     Incomplete { path: PathBuf, missing: String },

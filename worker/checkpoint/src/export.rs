@@ -17,11 +17,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// The checkpoint cannot be read, or `out` not be written: there is no new `out` then.
-pub fn export(
-    checkpoint: &Checkpoint,
-    out: &Path,
-    told: impl Fn(&str),
-) -> Result<usize, CheckpointError> {
+pub fn export(checkpoint: &Checkpoint, out: &Path, told: impl Fn(&str)) -> Result<usize, CheckpointError> {
     let model = &checkpoint.manifest().heading.model;
     let source = Source { checkpoint, model, axis: RefCell::default(), failed: RefCell::default() };
     let tensors = tensors(model);

@@ -25,7 +25,7 @@ mod store;
 mod writer;
 
 pub use error::CheckpointError;
-pub use manifest::{FORMAT_VERSION, FileEntry, Heading, Manifest, SavedVote};
+pub use manifest::{FORMAT_VERSION, FileEntry, Heading, Manifest, SavedVote, job_sha256};
 pub use reader::{Block, Checkpoint};
 pub use store::{Found, Store};
 pub use writer::{Snapshot, Written, to_write};

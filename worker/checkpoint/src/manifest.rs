@@ -78,7 +78,7 @@ impl Heading {
         Self {
             version: FORMAT_VERSION,
             job: job.name.clone(),
-            job_sha256: sha256(job.to_toml().as_bytes()),
+            job_sha256: job_sha256(job),
             step,
             digest,
             seed: job.run.seed,
@@ -163,6 +163,11 @@ pub(crate) fn missing(model: &ModelSpec, files: &[FileEntry]) -> Option<String> 
         0 => Some(lacks.join(", ")),
         more => Some(format!("{} and {more} more", lacks[..3].join(", "))),
     }
+}
+
+/// Of the job file with every default written out.
+pub fn job_sha256(job: &JobSpec) -> String {
+    sha256(job.to_toml().as_bytes())
 }
 
 /// Of weights and moments as they are written.

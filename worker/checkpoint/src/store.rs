@@ -26,6 +26,8 @@ pub struct Found {
     pub written_us: u64,
     /// Of all files of a complete one.
     pub bytes: u64,
+    /// Of the job file that a complete one was written under.
+    pub job_sha256: String,
 }
 
 impl Store {
@@ -69,12 +71,13 @@ impl Store {
                     complete: true,
                     written_us: manifest.written_us,
                     bytes: manifest.bytes(),
+                    job_sha256: manifest.heading.job_sha256,
                     folder,
                 },
                 Err(_) => {
                     let modified = entry.metadata().and_then(|metadata| metadata.modified());
                     let written_us = modified.map_or(0, micros);
-                    Found { id, complete: false, written_us, bytes: 0, folder }
+                    Found { id, complete: false, written_us, bytes: 0, job_sha256: String::new(), folder }
                 }
             });
         }

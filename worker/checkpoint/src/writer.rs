@@ -102,7 +102,8 @@ impl Store {
         disk::sync_folder(&folder)?;
         let part = Part { heading: snapshot.heading.clone(), files };
         let path = folder.join(format!("part-{writer}.json"));
-        let text = serde_json::to_vec_pretty(&part).map_err(|error| CheckpointError::damaged(&path, error))?;
+        let text =
+            serde_json::to_vec_pretty(&part).map_err(|error| CheckpointError::damaged(&path, error))?;
         disk::write_whole(&path, writer, &text)?;
         disk::sync_folder(&folder)?;
         let complete = self.complete(&folder, writer)?;

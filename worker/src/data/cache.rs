@@ -61,7 +61,8 @@ pub fn tokens(
     let name: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
     let made = folder.join(format!("{name}.u32"));
 
-    let tokenizer_error = |problem: String| CorpusError::Tokenizer { path: tokenizer.display().to_string(), problem };
+    let tokenizer_error =
+        |problem: String| CorpusError::Tokenizer { path: tokenizer.display().to_string(), problem };
     let made_by = Tokenizer::from_bytes(&bytes).map_err(|error| tokenizer_error(error.to_string()))?;
     let largest = made_by.get_vocab(true).into_values().max().unwrap_or(0);
     if largest >= vocab {
@@ -122,7 +123,12 @@ fn make<'a>(
         }
     }
     file.into_inner().map_err(|error| failed(error.into_error()))?.sync_all().map_err(failed)?;
-    info!(bytes = done, tokens = count, took_ms = begun.elapsed().as_millis() as u64, "tokens made of the text");
+    info!(
+        bytes = done,
+        tokens = count,
+        took_ms = begun.elapsed().as_millis() as u64,
+        "tokens made of the text"
+    );
     Ok(())
 }
 
@@ -133,7 +139,8 @@ fn pieces(text: &str) -> impl Iterator<Item = &str> {
         if rest.is_empty() {
             return None;
         }
-        let from = (PIECE..=rest.len().max(PIECE)).find(|at| rest.is_char_boundary(*at)).unwrap_or(rest.len());
+        let from =
+            (PIECE..=rest.len().max(PIECE)).find(|at| rest.is_char_boundary(*at)).unwrap_or(rest.len());
         let end = rest.get(from..).and_then(|later| later.find('\n')).map_or(rest.len(), |at| from + at + 1);
         let (piece, later) = rest.split_at(end);
         rest = later;
@@ -158,7 +165,11 @@ mod tests {
     }
 
     fn read(path: &Path) -> Vec<u32> {
-        fs::read(path).unwrap().chunks_exact(4).map(|four| u32::from_le_bytes(four.try_into().unwrap())).collect()
+        fs::read(path)
+            .unwrap()
+            .chunks_exact(4)
+            .map(|four| u32::from_le_bytes(four.try_into().unwrap()))
+            .collect()
     }
 
     #[test]

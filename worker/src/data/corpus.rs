@@ -181,7 +181,12 @@ impl Corpus {
         Ok(())
     }
 
-    fn copy(&self, part: &Part, tokens: std::ops::Range<usize>, out: &mut Vec<u32>) -> Result<(), CorpusError> {
+    fn copy(
+        &self,
+        part: &Part,
+        tokens: std::ops::Range<usize>,
+        out: &mut Vec<u32>,
+    ) -> Result<(), CorpusError> {
         let Some(map) = &part.map else { return Ok(()) };
         let bytes = map.bytes().map_err(|source| CorpusError::read(&part.path, source))?;
         let bytes = bytes.ok_or_else(|| CorpusError::Changed { path: part.path.display().to_string() })?;
@@ -303,12 +308,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let names = ["a.u16", "b.u16"].map(|name| dir.path().join(name).display().to_string());
         let numbers: Vec<u16> = (0..21).map(|i| 300 * i).collect();
-        let bytes = |numbers: &[u16]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<_>>();
+        let bytes =
+            |numbers: &[u16]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<_>>();
         std::fs::write(&names[0], bytes(&numbers[..8])).unwrap();
         std::fs::write(&names[1], bytes(&numbers[8..])).unwrap();
         let corpus = open(&names, "u16", 6001, 0).unwrap();
         assert_eq!(corpus.windows(), 2);
-        let mut samples: Vec<_> = corpus.batch(0, 2).unwrap().tokens.chunks(11).map(<[u32]>::to_vec).collect();
+        let mut samples: Vec<_> =
+            corpus.batch(0, 2).unwrap().tokens.chunks(11).map(<[u32]>::to_vec).collect();
         samples.sort();
         let expected: Vec<Vec<u32>> =
             [0..11, 10..21].map(|range| range.map(|i| 300 * i).collect()).into_iter().collect();

@@ -64,7 +64,7 @@ fn list(folder: &Path, format: Format) -> Result<(), Failure> {
         return Err(Failure::Usage(format!("{}: there is no such folder", folder.display())));
     }
     let mut table = Table::new(["STEP", "WRITTEN", "BYTES", "STATE", "FOLDER"]);
-    for Found { id, folder, complete, written_us, bytes } in &found {
+    for Found { id, folder, complete, written_us, bytes, .. } in &found {
         table.row([
             id.step.to_string(),
             second_text(*written_us),

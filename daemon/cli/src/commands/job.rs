@@ -8,7 +8,8 @@ use crate::{Format, Remote, files, tell};
 use reknit_layout::job::Tokens;
 use reknit_layout::{JobSpec, Layout};
 use reknit_proto::v1::{
-    GetJobRequest, Job, ListJobsRequest, RebalanceJobRequest, RestoreJobRequest, StopJobRequest, SubmitJobRequest,
+    GetJobRequest, Job, ListJobsRequest, RebalanceJobRequest, RestoreJobRequest, StopJobRequest,
+    SubmitJobRequest,
 };
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -327,7 +328,9 @@ mod tests {
         assert_eq!(error.exit_status(), 64);
         assert!(error.to_string().contains("text: it is a folder"), "{error}");
         assert!(prepare(&job(dir.path(), r#"["text/*"]"#), None).is_ok(), "a pattern may meet a folder");
-        assert!(prepare(&job(dir.path(), r#"["tex?"]"#), None).unwrap_err().to_string().contains("no such file"));
+        assert!(
+            prepare(&job(dir.path(), r#"["tex?"]"#), None).unwrap_err().to_string().contains("no such file")
+        );
     }
 
     #[test]

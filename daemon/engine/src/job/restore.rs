@@ -9,7 +9,7 @@ use super::ledger::Ledger;
 use super::pace::Pace;
 use super::{Job, Preparing, Stage};
 use crate::state::Ctx;
-use crate::{Notice, Refusal};
+use crate::{Notice, Refusal, Time};
 use reknit_layout::job::Restore;
 use reknit_layout::{CheckpointId, Epoch, Step, WorkerKey};
 use std::collections::BTreeSet;
@@ -28,6 +28,8 @@ pub(crate) struct Origin {
 pub(crate) struct Checkpoints {
     /// The complete ones, the last written first, as workers found them.
     pub(crate) known: Vec<CheckpointId>,
+    /// When the first of them was.
+    written: Time,
     /// Those that could not be read.
     unreadable: BTreeSet<CheckpointId>,
     /// The next plan shall go back to it.
@@ -59,11 +61,19 @@ impl Job {
         Some(Origin { id: from, folder: checkpoint.from.as_str().into() })
     }
 
-    /// A worker has looked into the job's folder.
-    pub(crate) fn checkpoints_found(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, ids: Vec<CheckpointId>) {
-        if self.workers.get(key).is_none() || self.checkpoints.known == ids {
+    /// A worker has looked into the job's folder. One that comes back may have done so long ago.
+    pub(crate) fn checkpoints_found(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        key: &WorkerKey,
+        ids: Vec<CheckpointId>,
+        written: Time,
+    ) {
+        let late = written < self.checkpoints.written;
+        if self.workers.get(key).is_none() || late || self.checkpoints.known == ids {
             return;
         }
+        self.checkpoints.written = written;
         let newest = self.checkpoints.known.first().cloned();
         self.checkpoints.known = ids;
         if let Some(id) = self.checkpoints.known.first().filter(|id| Some(*id) != newest.as_ref()) {

@@ -4,8 +4,8 @@ use super::limits::{MOST_GPUS, MOST_WORKERS, at_most, cut, gaps, known_gpu, name
 use crate::agents::Greeting;
 use crate::input::Said;
 use reknit_engine::{
-    Activity, Endpoint, Event, ExitStatus, GpuReport, HealthClass, JobName, StepPart, StepVote, WorkerPhase,
-    WorkerState,
+    Activity, Endpoint, Event, ExitStatus, GpuReport, HealthClass, JobName, StepPart, StepVote, Time,
+    WorkerPhase, WorkerState,
 };
 use reknit_layout::{Epoch, GpuId, Holding, Incarnation, NodeName, Step, WorkerKey};
 use reknit_proto::v1;
@@ -277,7 +277,7 @@ pub fn worker_report(
         Report::Checkpoints(checkpoints) => {
             let ids = checkpoints.ids.iter().take(MOST_CHECKPOINTS).map(|id| id.parse());
             let ids = ids.collect::<Result<_, _>>().map_err(|error| bad("checkpoints.ids", error))?;
-            Event::Checkpoints { job, worker, ids }
+            Event::Checkpoints { job, worker, ids, written: Time(checkpoints.written_us) }
         }
         Report::NoCheckpoint(none) => {
             Event::NoCheckpoint { job, worker, step: Step(none.step), reason: cut(none.reason) }

@@ -50,7 +50,8 @@ pub(crate) fn trained<T: Real>(model: &ModelSpec, steps: u64) -> Shard<T> {
     for step in 1..=steps {
         let token = |at: usize| (at as u32 * 7919 + step as u32) % model.vocab;
         let tokens = (0..2 * length).map(token).collect();
-        let batch = Batch { tokens, samples: 2, seq_len: model.seq_len as usize, first_sample: 2 * step, seed: 5 };
+        let batch =
+            Batch { tokens, samples: 2, seq_len: model.seq_len as usize, first_sample: 2 * step, seed: 5 };
         shard.zero_gradients();
         shard.forward_backward(&batch, 0.1, &mut Alone).unwrap();
         let norm = shard.gradient_norm_squared(true);
