@@ -7,10 +7,11 @@ mod common;
 use common::{job, snapshots, split, trained};
 use reknit_checkpoint::{Checkpoint, CheckpointError, Snapshot, Store};
 use reknit_layout::JobSpec;
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::process::Signal;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -208,10 +209,9 @@ fn a_writer_that_is_killed_leaves_the_older_one_whole_and_the_next_try_goes_thro
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     // In the middle: some of its files are there.
     lines.by_ref().map(Result::unwrap).find(|line| line.starts_with("at ")).unwrap();
-    let pid = Pid::from_child(&child);
-    kill_process(pid, Signal::KILL).unwrap();
-    let (_, status) = waitpid(Some(pid), WaitOptions::empty()).unwrap().unwrap();
-    assert_eq!(status.terminating_signal(), Some(Signal::KILL.as_raw()), "it must die before it is done");
+    child.kill().unwrap();
+    let status = child.wait().unwrap();
+    assert_eq!(status.signal(), Some(Signal::KILL.as_raw()), "it must die before it is done");
     let folder = folder(&store, &new);
     assert!(!names(&folder).contains("manifest.json"));
     assert_eq!(store.complete_ids().unwrap(), [old[0].1.heading.id()]);
