@@ -47,7 +47,10 @@ async fn without_a_live_holder_the_job_waits_and_goes_on_from_a_checkpoint_when_
     let incidents = lab.incidents().await?;
     let lost =
         incidents.iter().filter(|incident| incident.kind != "planned").map(|incident| incident.steps_lost);
-    ensure!(lost.clone().max() == Some(last - from), "{:?}, {last} {from}", lost.collect::<Vec<_>>());
+    // The step in work, if there was one, is lost with those after the checkpoint.
+    let expected = last - from..=last - from + 1;
+    let most = lost.clone().max().context("incidents")?;
+    ensure!(expected.contains(&most), "{:?}, {last} {from}", lost.collect::<Vec<_>>());
 
     let folder = lab.dir.path().join("checkpoints/test").display().to_string();
     let (status, out, err) = lab.reknit(&["checkpoint", "verify", &folder])?;

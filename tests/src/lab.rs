@@ -342,8 +342,9 @@ impl Lab {
     pub async fn is_whole(&mut self, workers: usize) -> Result<bool> {
         let job = self.job().await?;
         self.pids.extend(job.workers.iter().map(|worker| worker.pid).filter(|pid| *pid > 0));
-        let members = job.workers.iter().filter(|worker| !worker.place.is_empty() && worker.pid > 0);
-        Ok(job.phase == "Running" && members.count() == workers)
+        // A newcomer has a place before it trains.
+        let train = job.workers.iter().filter(|worker| worker.state == "training" && worker.pid > 0);
+        Ok(job.phase == "Running" && train.count() == workers)
     }
 
     pub async fn incidents(&self) -> Result<Vec<reknit_proto::v1::Incident>> {

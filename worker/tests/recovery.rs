@@ -419,7 +419,7 @@ fn a_worker_that_finds_other_files_takes_no_part() {
     text.unwrap().write_all(&[b'x'; 1000]).unwrap();
     crew.hire(lost);
     let why = refused(crew.reform(false));
-    assert!(why.contains("other workers of the job find other sizes"), "{why}");
+    assert!(why.contains("other workers of the job find other data"), "{why}");
     crew.dismiss(lost);
     crew.reform(false).unwrap();
     assert!(crew.train_to(8));

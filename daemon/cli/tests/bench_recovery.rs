@@ -7,12 +7,12 @@ use std::process::{Command, Output};
 
 fn bench(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_reknit"));
-    command.args(["bench", "recovery", "--params", "1m", "--format", "json"]).args(args);
+    command.args(["bench", "recovery", "--format", "json"]).args(args);
     command.output().unwrap()
 }
 
 fn figures(args: &[&str]) -> Value {
-    let output = bench(args);
+    let output = bench(&[&["--params", "1m"], args].concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }

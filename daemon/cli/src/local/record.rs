@@ -208,9 +208,9 @@ impl Record {
         }
     }
 
-    /// A worker that comes up is told of by its agent ("started") and by itself ("idle"), whoever is first.
+    /// A worker that comes up is told of by its agent ("started") and by itself ("opening", or "idle" where that was missed), whoever is first.
     fn worker(&mut self, worker: &WorkerChanged) -> Option<Moment> {
-        let comes_up = matches!(worker.state.as_str(), "started" | "idle");
+        let comes_up = matches!(worker.state.as_str(), "started" | "opening" | "idle");
         if comes_up && worker.pid != 0 && !self.up.insert(worker.pid) {
             return None;
         }

@@ -194,8 +194,8 @@ impl<'a> Trial<'a> {
         let Some(Ok(process)) = (worker.pid != 0).then(|| self.cluster.worker(worker.pid)) else { return };
         let newcomer = &mut self.newcomer;
         let awaited = worker.worker.as_ref().is_some_and(|key| key.gpu == newcomer.gpu);
-        // "started" is its agent's word, "idle" its own.
-        if awaited && newcomer.up.is_none() && worker.state == "idle" {
+        // "started" is its agent's word, the others are its own.
+        if awaited && newcomer.up.is_none() && matches!(worker.state.as_str(), "opening" | "idle") {
             newcomer.up = process.age().ok().map(|age| (at, age));
         }
     }
