@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "an example may panic")]
 
 use reknit_layout::{Axis, Epoch, GpuId, Incarnation, JobSpec, Step, Transfer, Units, WorkerKey};
-use reknit_model::{Intake, Shard};
+use reknit_model::Shard;
 use reknit_plane::host::{HostPlane, Transport};
 use reknit_plane::{Plane, Ticket};
 use reknit_worker::abort::Aborts;
@@ -31,7 +31,7 @@ fn main() {
     let (model, ranks) = (&job.model, [0, 1].map(worker));
     let owned: BTreeMap<Axis, Units> =
         model.axes().into_iter().map(|axis| (axis, Units::range(0, model.units(axis.family)))).collect();
-    let whole = Shard::<f32>::init(model, 1, &owned);
+    let mut whole = Shard::<f32>::init(model, 1, &owned);
     let transfer = |axis, units| Transfer { axis, units, from: worker(0), to: worker(1), bytes: 0 };
     let units = owned.iter().map(|(axis, units)| transfer(Some(*axis), units.clone()));
     let transfers: Vec<_> = units.chain([transfer(None, Units::new())]).enumerate().collect();
@@ -50,22 +50,16 @@ fn main() {
                 scope.spawn(|| {
                     let mut comm = join(&job, epoch, 0, &planes);
                     start.wait();
-                    exchange
-                        .run(
-                            &mut comm,
-                            Some(&whole),
-                            &mut Intake::new(model, &BTreeMap::new(), false).unwrap(),
-                        )
-                        .unwrap();
+                    exchange.run(&mut comm, &mut whole).unwrap();
                     comm.retire();
                 });
-                let mut intake = Intake::<f32>::new(model, &owned, true).unwrap().touched();
+                let mut shard = Shard::<f32>::awaiting(model, &owned).unwrap();
                 let mut comm = join(&job, epoch, 1, &planes);
                 start.wait();
                 let begun = Instant::now();
-                let came = exchange.run(&mut comm, None, &mut intake).unwrap();
+                let came = exchange.run(&mut comm, &mut shard).unwrap();
                 let took = begun.elapsed();
-                intake.check_complete().unwrap();
+                shard.check_arrived().unwrap();
                 comm.retire();
                 (came, took)
             });

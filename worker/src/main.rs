@@ -50,7 +50,7 @@ fn main() -> ExitCode {
                 RankError::Refused(_) => EX_UNAVAILABLE.into(),
                 RankError::Plane(_)
                 | RankError::Reshard(_)
-                | RankError::Rebuild(_)
+                | RankError::Arrival(_)
                 | RankError::Shard(_)
                 | RankError::Load(_)
                 | RankError::Batch(_) => EX_SOFTWARE.into(),

@@ -15,7 +15,7 @@ pub use error::RankError;
 use reknit_checkpoint::{Checkpoint, Heading, SavedVote, Snapshot, to_write};
 use reknit_layout::job::ModelSpec;
 use reknit_layout::{Axis, Epoch, Holding, JobSpec, Layout, Place, Step, Units, WorkerKey};
-use reknit_model::{Intake, Real, Received, Shard};
+use reknit_model::{Real, Shard};
 use reknit_plane::{AbortReason, Element, Plane};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -59,8 +59,8 @@ pub struct Rank<T: Real> {
     shard: Option<Shard<T>>,
     team: Option<Team<T>>,
     next: Option<Next<T>>,
-    /// Allocated ahead for a rank that holds nothing, and for what.
-    buffers: Option<(BTreeMap<Axis, Units>, Intake<T>)>,
+    /// Allocated ahead for a rank that holds nothing.
+    awaiting: Option<Shard<T>>,
     committed: Step,
     vote: Option<StepVote>,
     /// The step in work: its gradients and, once they are summed, what is needed to roll it forward.
@@ -92,14 +92,10 @@ struct Next<T: Real> {
 /// What becomes of the shard at the commit.
 #[derive(Debug)]
 enum NextState<T: Real> {
-    Stays,
-    /// Made from the seed.
-    Fresh(Box<Shard<T>>),
-    /// Of the held units and those that came.
-    Adopts {
-        owned: BTreeMap<Axis, Units>,
-        intake: Box<Intake<T>>,
-    },
+    /// It adopts what came for it, if anything did.
+    Held,
+    /// Another takes its place.
+    New(Box<Shard<T>>),
 }
 
 /// A preparation that is done.
@@ -139,7 +135,7 @@ impl<T: Real + Element> Rank<T> {
             shard: None,
             team: None,
             next: None,
-            buffers: None,
+            awaiting: None,
             committed: Step(0),
             vote: None,
             attempt: None,
@@ -202,6 +198,7 @@ impl<T: Real + Element> Rank<T> {
             // It has all of the step, which may also lie further back.
             return Ok(None);
         }
+        self.discard_next();
         let prepared =
             self.attempt.as_ref().filter(|attempt| attempt.prepared && attempt.step == prepare.resume_step);
         if self.committed < prepare.resume_step && prepared.is_some() {
@@ -228,15 +225,21 @@ impl<T: Real + Element> Rank<T> {
         let place = layout.and_then(|layout| layout.place_of(&self.setting.worker));
         let owned = layout.zip(place).and_then(|(layout, place)| owned_by(layout, place));
         // A layout that does not fit the model is refused when it is prepared.
-        self.buffers = owned.and_then(|owned| {
-            let intake = Intake::new(&self.setting.job.model, &owned, true).ok()?;
-            Some((owned, intake.touched()))
-        });
+        self.awaiting = owned.and_then(|owned| Shard::awaiting(&self.setting.job.model, &owned).ok());
     }
 
-    /// Joins the groups of the new epoch, unless it has in the background, and fetches what this rank shall own, without touching what it has.
+    /// Joins the groups of the new epoch, unless it has in the background, and fetches what this rank shall own, without
+    /// touching what it has.
     pub fn prepare(&mut self, prepare: &Prepare) -> Result<Prepared, RankError> {
-        self.next = None;
+        self.discard_next();
+        let prepared = self.prepare_next(prepare);
+        if prepared.is_err() {
+            self.discard_next();
+        }
+        prepared
+    }
+
+    fn prepare_next(&mut self, prepare: &Prepare) -> Result<Prepared, RankError> {
         if self.setting.aborts.is_closed(prepare.epoch) {
             return Err(RankError::Refused(format!("epoch {} is closed already", prepare.epoch)));
         }
@@ -244,23 +247,43 @@ impl<T: Real + Element> Rank<T> {
             Some(joined) => joined.at_pace(&self.setting.pace),
             None => join(&self.setting, &self.corpus, prepare, &self.setting.pace)?,
         };
-        // State of another step is no use to anyone (SAME-STEP).
-        let held = self.shard.as_ref().filter(|_| self.committed == prepare.resume_step && !prepare.fresh);
-
         let model = &self.setting.job.model;
         let owned = team.as_ref().and_then(|team| owned_by(&team.layout, team.place));
-        let lacks = match &owned {
-            Some(_) if prepare.fresh => BTreeMap::new(),
-            Some(owned) => held.map_or_else(|| owned.clone(), |held| held.lacks(owned)),
-            None => BTreeMap::new(),
+        let (step, awaiting) = (prepare.resume_step, self.awaiting.take());
+        // State of another step is no use to anyone (SAME-STEP).
+        let held = self.shard.as_mut().filter(|_| self.committed == step && !prepare.fresh);
+
+        let mut vote = None;
+        let mut new = match (&owned, &prepare.checkpoint) {
+            (Some(owned), Some(folder)) => {
+                let (shard, saved) = load(model, folder, step, owned)?;
+                vote = saved;
+                Some(shard)
+            }
+            (Some(owned), None) if prepare.fresh => {
+                Some(Shard::init(model, self.setting.job.run.seed, owned))
+            }
+            (Some(owned), None) if held.is_none() => {
+                let allocated = awaiting.filter(|awaiting| awaiting.awaits(owned));
+                Some(allocated.map_or_else(|| Shard::awaiting(model, owned), Ok)?)
+            }
+            (Some(_) | None, Some(_) | None) => None,
         };
-        let newcomer = owned.is_some() && held.is_none() && !prepare.fresh;
-        let mut intake = match self.buffers.take() {
-            Some((allocated, intake)) if newcomer && allocated == lacks => intake,
-            Some(_) | None => Intake::new(model, &lacks, newcomer)?,
+        let mut shard = match (&mut new, held) {
+            (Some(new), _) => Some(new),
+            (None, Some(held)) => {
+                owned.as_ref().map_or(Ok(()), |owned| held.make_room(owned))?;
+                Some(held)
+            }
+            (None, None) => None,
         };
         let mut bytes_received = 0;
         if let Some(mut comm) = reshard {
+            let shard = shard.as_mut().ok_or_else(|| {
+                RankError::Refused(format!(
+                    "the plan wants state of this worker, which holds none of step {step}"
+                ))
+            })?;
             let participants: Vec<_> = prepare.movers.iter().map(|peer| peer.worker.clone()).collect();
             let exchange = Exchange {
                 model,
@@ -269,37 +292,25 @@ impl<T: Real + Element> Rank<T> {
                 participants: &participants,
                 chunk: self.setting.chunk,
             };
-            bytes_received = exchange.run(&mut comm, held, &mut intake)?;
+            bytes_received = exchange.run(&mut comm, shard)?;
             comm.retire();
         }
-        intake.check_complete()?;
-        let digest = intake.replicated_digest().or_else(|| held.map(Shard::replicated_digest));
-        let mut vote = None;
-        let (state, digest) = match owned {
-            None => (NextState::Stays, digest),
-            Some(owned) if prepare.checkpoint.is_some() => {
-                let folder = prepare.checkpoint.as_deref().unwrap_or(Path::new(""));
-                let (shard, saved) = load(model, folder, prepare.resume_step, &owned)?;
-                vote = saved;
-                let digest = shard.replicated_digest();
-                (NextState::Fresh(Box::new(shard)), Some(digest))
-            }
-            Some(owned) if prepare.fresh => {
-                let shard = Shard::init(model, self.setting.job.run.seed, &owned);
-                let digest = shard.replicated_digest();
-                (NextState::Fresh(Box::new(shard)), Some(digest))
-            }
-            Some(owned) if held.is_some_and(|held| *held.owned() == owned) => (NextState::Stays, digest),
-            Some(owned) => (NextState::Adopts { owned, intake: Box::new(intake) }, digest),
-        };
-        self.next = Some(Next { epoch: prepare.epoch, step: prepare.resume_step, vote, team, state });
-        let replicated_digest = digest.unwrap_or_default();
-        Ok(Prepared { step: prepare.resume_step, replicated_digest, bytes_received })
+        let mut replicated_digest = String::new();
+        if let Some(shard) = shard {
+            shard.check_arrived()?;
+            replicated_digest = shard.replicated_digest();
+        }
+        let state = new.map_or(NextState::Held, |new| NextState::New(Box::new(new)));
+        self.next = Some(Next { epoch: prepare.epoch, step, vote, team, state });
+        Ok(Prepared { step, replicated_digest, bytes_received })
     }
 
     /// Gives up a preparation; what was held is as it was.
     pub fn discard_next(&mut self) {
         self.next = None;
+        if let Some(shard) = &mut self.shard {
+            shard.give_up_room();
+        }
     }
 
     /// Swaps to the prepared epoch. False when another one, or none, is prepared.
@@ -318,15 +329,11 @@ impl<T: Real + Element> Rank<T> {
                 self.attempt = None;
                 self.team = next.team;
                 match next.state {
-                    NextState::Stays => {}
-                    NextState::Fresh(shard) => self.shard = Some(*shard),
-                    NextState::Adopts { owned, intake } => {
-                        let model = &self.setting.job.model;
-                        let shard = self.shard.get_or_insert_with(|| Shard::empty(model));
-                        shard.adopt(&owned, *intake);
-                    }
+                    NextState::Held => {}
+                    NextState::New(shard) => self.shard = Some(*shard),
                 }
                 if let Some(shard) = &mut self.shard {
+                    shard.adopt();
                     shard.set_team(Arc::clone(&self.setting.threads));
                 }
                 true
@@ -354,7 +361,7 @@ impl<T: Real + Element> Rank<T> {
 
     /// One optimizer step with all members of the epoch.
     ///
-    /// After an error the communicators are of no use any more; what was held and what was prepared stays.
+    /// After an error the communicators are of no use any more; what was held stays.
     /// `ask_pause` is asked as late as can be, just before the vote that carries the wish.
     pub fn train_step(&mut self, ask_pause: &dyn Fn() -> bool) -> Result<Done, RankError> {
         let result = self.attempt_step(ask_pause);
@@ -492,15 +499,14 @@ fn load<T: Real>(
         let (folder, found) = (folder.display().to_string(), heading.step);
         return Err(LoadError::OtherStep { folder, found, wanted: step }.into());
     }
-    let mut received = Received::default();
+    let mut shard = Shard::awaiting(model, owned)?;
     for block in checkpoint.load(owned).map_err(LoadError::from)? {
-        match block.axis {
-            Some(axis) => received.add_units(axis, block.units, block.state),
-            None => received.set_replicated(block.state),
-        }
+        shard.receive(block.axis, &block.units, 0, &block.state)?;
     }
+    shard.check_arrived()?;
+    shard.adopt();
     let vote = heading.vote.map(|SavedVote { grad_norm_squared, loss }| StepVote { grad_norm_squared, loss });
-    Ok((Shard::rebuild(model, owned, None, &received)?, vote))
+    Ok((shard, vote))
 }
 
 fn owned_by(layout: &Layout, place: Place) -> Option<BTreeMap<Axis, Units>> {

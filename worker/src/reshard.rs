@@ -4,13 +4,13 @@
 //! [`AHEAD`] rounds are on their way: while one is on the wire, the next is read and summed, and the one before is checked
 //! and placed. So the memory needed beyond old and new state is a few chunks for each peer, whatever moves.
 //!
-//! Blocks go into fresh buffers; nothing that is held is touched (ONLY-COPY). Each piece of a block carries its epoch, the
+//! What comes lies behind what is held, which nothing touches (ONLY-COPY). Each piece of a block carries its epoch, the
 //! transfer it answers, its place in it and a checksum.
 
 use crate::groups::{CommError, Communicator, Running};
 use reknit_layout::job::ModelSpec;
 use reknit_layout::{Epoch, Transfer, WorkerKey};
-use reknit_model::{Intake, Real, RebuildError, Shard, ShardError};
+use reknit_model::{ArrivalError, Real, Shard, ShardError};
 use reknit_plane::{Buffer, Op, Reduce};
 use std::collections::VecDeque;
 
@@ -20,14 +20,10 @@ pub enum ReshardError {
     Plane(#[from] CommError),
     #[error("the plan wants {transfer} sent from this worker: {source}")]
     NotHeld { transfer: String, source: ShardError },
-    #[error(
-        "the plan wants {transfer} sent from this worker, which holds nothing of the step to resume from"
-    )]
-    NothingHeld { transfer: String },
     #[error("the block of {transfer} from worker {from} is damaged: {what}")]
     Damaged { transfer: String, from: WorkerKey, what: &'static str },
     #[error("the plan brings this worker what it does not need: {0}")]
-    Unexpected(#[from] RebuildError),
+    Unexpected(#[from] ArrivalError),
 }
 
 /// Payload of a round for one peer, in bytes. It stays in the cache between reading, summing and sending, and is long
@@ -63,16 +59,11 @@ pub struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
-    /// Sends from `held` and fills `intake`. Returns how many bytes came.
+    /// Sends what the shard holds and fills the room that it has made. Returns how many bytes came.
     ///
     /// # Errors
-    /// The exchange is over for all; `intake` holds a part, and `held` is as it was.
-    pub fn run<T: Real>(
-        &self,
-        comm: &mut Communicator,
-        held: Option<&Shard<T>>,
-        intake: &mut Intake<T>,
-    ) -> Result<u64, ReshardError> {
+    /// The exchange is over for all; a part has come, and what is held is as it was.
+    pub fn run<T: Real>(&self, comm: &mut Communicator, shard: &mut Shard<T>) -> Result<u64, ReshardError> {
         let me = &self.participants[comm.rank()];
         let pairs = |pair: &dyn Fn(&WorkerKey) -> [WorkerKey; 2]| -> Vec<_> {
             self.participants.iter().map(|peer| self.rounds::<T>(&pair(peer))).collect()
@@ -92,10 +83,10 @@ impl Exchange<'_> {
                 && let Some((round, running)) = ahead.pop_front()
             {
                 let buffer = comm.wait(running)?;
-                came += self.take_in(round, &incoming, buffer.as_bytes(), intake)?;
+                came += self.take_in(round, &incoming, buffer.as_bytes(), shard)?;
             }
             if round < rounds {
-                let buffer = self.give_out(round, &outgoing, held)?;
+                let buffer = self.give_out(round, &outgoing, shard)?;
                 let op = Op::AllToAllV {
                     buffer: Buffer::Bytes(buffer),
                     send: lengths(round, &outgoing),
@@ -136,16 +127,16 @@ impl Exchange<'_> {
         &self,
         round: usize,
         outgoing: &[Vec<Vec<Piece<'_>>>],
-        held: Option<&Shard<T>>,
+        shard: &Shard<T>,
     ) -> Result<Vec<u8>, ReshardError> {
         let mut out = vec![0; lengths(round, outgoing).iter().sum()];
         let mut rest = out.as_mut_slice();
         for piece in outgoing.iter().filter_map(|rounds| rounds.get(round)).flatten() {
             let transfer = piece.transfer;
-            let held = held.ok_or_else(|| ReshardError::NothingHeld { transfer: describe(transfer) })?;
             let (header, after) = std::mem::take(&mut rest).split_at_mut(HEADER);
             let (payload, after) = after.split_at_mut(piece.len);
-            held.export_part(transfer.axis, &transfer.units, piece.at, payload)
+            shard
+                .export_part(transfer.axis, &transfer.units, piece.at, payload)
                 .map_err(|source| ReshardError::NotHeld { transfer: describe(transfer), source })?;
             header.copy_from_slice(&self.header(piece, payload));
             rest = after;
@@ -158,7 +149,7 @@ impl Exchange<'_> {
         round: usize,
         incoming: &[Vec<Vec<Piece<'_>>>],
         bytes: &[u8],
-        intake: &mut Intake<T>,
+        shard: &mut Shard<T>,
     ) -> Result<u64, ReshardError> {
         let mut rest = bytes;
         for piece in incoming.iter().filter_map(|rounds| rounds.get(round)).flatten() {
@@ -173,7 +164,7 @@ impl Exchange<'_> {
             if *header != expected {
                 return Err(damaged(transfer, "its checksum is wrong"));
             }
-            intake.import_part(transfer.axis, &transfer.units, piece.at, payload)?;
+            shard.receive(transfer.axis, &transfer.units, piece.at, payload)?;
         }
         Ok(bytes.len() as u64)
     }

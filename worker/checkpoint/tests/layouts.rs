@@ -8,19 +8,18 @@ use common::{everything, job, scattered, snapshots, split, trained};
 use reknit_checkpoint::{Checkpoint, Store, to_write};
 use reknit_layout::job::{Dtype, ModelSpec};
 use reknit_layout::{Axis, Units};
-use reknit_model::{Real, Received, Shard};
+use reknit_model::{Real, Shard};
 use std::collections::BTreeMap;
 
 /// What a rank that shall own these makes of a checkpoint.
 fn load<T: Real>(checkpoint: &Checkpoint, model: &ModelSpec, owned: &BTreeMap<Axis, Units>) -> Shard<T> {
-    let mut received = Received::new();
+    let mut shard = Shard::awaiting(model, owned).unwrap();
     for block in checkpoint.load(owned).unwrap() {
-        match block.axis {
-            Some(axis) => received.add_units(axis, block.units, block.state),
-            None => received.set_replicated(block.state),
-        }
+        shard.receive(block.axis, &block.units, 0, &block.state).unwrap();
     }
-    Shard::rebuild(model, owned, None, &received).unwrap()
+    shard.check_arrived().unwrap();
+    shard.adopt();
+    shard
 }
 
 fn any_layout_to_any<T: Real>(dtype: Dtype, tied: bool) {

@@ -26,6 +26,7 @@
 #[cfg(target_endian = "big")]
 compile_error!("reknit-model exchanges its buffers as little-endian bytes and has no big-endian conversion");
 
+mod arrivals;
 mod attention;
 mod batch;
 mod cpu;
@@ -45,12 +46,12 @@ mod sink;
 mod team;
 mod vocab;
 
+pub use arrivals::ArrivalError;
 pub use batch::{Batch, BatchError};
 pub use optimizer::learning_rate;
 pub use parallel::{Alone, TensorParallel};
 pub use pass::StepError;
 pub use real::Real;
-pub use reshard::{Intake, RebuildError, Received};
 pub use shard::{Shard, ShardError};
 pub use sink::{Bucket, GradientSink};
 pub use team::Team;

@@ -1,6 +1,7 @@
 //! One rank's part of the model, and its gradients as the data-parallel sum sees them.
 
 use crate::Real;
+use crate::arrivals::Arrivals;
 use crate::cpu::kernels::{fill, squares};
 use crate::pass::Workspace;
 use crate::shape::Shape;
@@ -26,6 +27,8 @@ pub struct Shard<T> {
     pub(crate) replicated: Tensor<T>,
     pub(crate) replicated_gradients: Vec<T>,
     pub(crate) team: Arc<Team>,
+    /// What it waits for, if it shall become another shard.
+    pub(crate) arrivals: Option<Arrivals>,
     /// Activations, kept from one step to the next to spare the allocations.
     pub(crate) workspace: Workspace<T>,
 }
@@ -61,6 +64,8 @@ pub enum ShardError {
     Taken { axis: Axis },
     #[error("{got} replicated gradient values given, {expected} needed")]
     ReplicatedLength { got: usize, expected: usize },
+    #[error("the replicated parameters have not come to this rank yet")]
+    NotCome,
 }
 
 impl<T: Real> Tensor<T> {
@@ -153,6 +158,7 @@ impl<T: Real> Shard<T> {
             shape,
             owned,
             team: Team::alone(),
+            arrivals: None,
             workspace: Workspace::default(),
         }
     }

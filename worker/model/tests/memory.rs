@@ -6,7 +6,7 @@ use reknit_layout::memory::slot_bytes;
 use reknit_layout::{
     Axis, GpuId, Group, Incarnation, JobSpec, Member, ReplicaId, Slot, StageId, Step, Units, WorkerKey,
 };
-use reknit_model::{Alone, Batch, Bucket, GradientSink, Received, Shard, Team};
+use reknit_model::{Alone, Batch, Bucket, GradientSink, Shard, Team};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -205,27 +205,24 @@ fn reshard_again_and_again() {
     let model = ModelSpec { layers: 3, hidden: 512, ffn: 1408, ..model() };
     let samples = 2;
     let batch = batch(&model, samples, 1);
-    // What all ranks hold, as it would come from peers.
-    let of_all = |axes: &BTreeMap<Axis, Units>, shard: &Shard<f32>| {
-        let mut received = Received::new();
-        for (&axis, units) in axes {
-            let mut bytes = Vec::new();
-            shard.export_units(axis, units, &mut bytes).expect("owned");
-            received.add_units(axis, units.clone(), bytes);
-        }
-        received
-    };
     let mut shard = Shard::<f32>::init(&model, 1, &sixteenths(&model, 0, 16));
     for round in 0..12 {
         let parts = [(0, 16), (0, 8), (2, 14), (0, 10)];
         let (from, to) = parts[round % parts.len()];
         let owned = sixteenths(&model, from, to);
         let whole = Shard::<f32>::init(&model, 1, &sixteenths(&model, 0, 16));
-        let missing = owned.iter().map(|(axis, units)| (*axis, units.difference(&shard.owned()[axis])));
-        let received = of_all(&missing.collect(), &whole);
+        shard.make_room(&owned).expect("known units");
+        for (&axis, units) in &owned {
+            let missing = units.difference(&shard.owned()[&axis]);
+            let mut bytes = Vec::new();
+            whole.export_units(axis, &missing, &mut bytes).expect("owned");
+            if !missing.is_empty() {
+                shard.receive(Some(axis), &missing, 0, &bytes).expect("there is room");
+            }
+        }
         drop(whole);
-        shard = Shard::rebuild(&model, &owned, Some(&shard), &received).expect("complete");
-        drop(received);
+        shard.check_arrived().expect("complete");
+        shard.adopt();
         train(&mut shard, &batch, 1);
         let (job, group) = alone(&model, samples as u32, &owned);
         println!("resident {} counted {}", resident(), slot_bytes(&job, &group, Slot(0)));

@@ -5,7 +5,7 @@ use crate::exchange::ExchangeError;
 use crate::groups::CommError;
 use crate::reshard::ReshardError;
 use crate::saver::LoadError;
-use reknit_model::{BatchError, RebuildError, ShardError, StepError};
+use reknit_model::{ArrivalError, BatchError, ShardError, StepError};
 use std::convert::Infallible;
 
 #[derive(Debug, thiserror::Error)]
@@ -17,7 +17,7 @@ pub enum RankError {
     #[error(transparent)]
     Reshard(Box<ReshardError>),
     #[error("the new shard: {0}")]
-    Rebuild(#[from] RebuildError),
+    Arrival(#[from] ArrivalError),
     #[error("the sum of gradients: {0}")]
     Shard(#[from] ShardError),
     #[error(transparent)]
@@ -64,10 +64,9 @@ impl From<ReshardError> for RankError {
     fn from(error: ReshardError) -> Self {
         match error {
             ReshardError::Plane(error) => error.into(),
-            ReshardError::NotHeld { .. }
-            | ReshardError::NothingHeld { .. }
-            | ReshardError::Damaged { .. }
-            | ReshardError::Unexpected(_) => Self::Reshard(Box::new(error)),
+            ReshardError::NotHeld { .. } | ReshardError::Damaged { .. } | ReshardError::Unexpected(_) => {
+                Self::Reshard(Box::new(error))
+            }
         }
     }
 }
@@ -79,7 +78,7 @@ impl RankError {
             Self::Plane(error) => Some(error),
             Self::Corpus(_)
             | Self::Reshard(_)
-            | Self::Rebuild(_)
+            | Self::Arrival(_)
             | Self::Shard(_)
             | Self::Load(_)
             | Self::Batch(_)

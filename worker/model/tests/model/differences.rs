@@ -1,9 +1,9 @@
 //! The gradient of every tensor against finite differences of the loss, on one rank in f64.
 
-use crate::support::{batch, everything_from, lively, model, noise};
+use crate::support::{State, batch, lively, model, noise};
 use reknit_layout::job::ModelSpec;
 use reknit_layout::{Axis, Units};
-use reknit_model::{Alone, Batch, Received, Shard};
+use reknit_model::{Alone, Batch, Shard};
 
 /// Elements tried in each unit, and in the replicated parameters.
 const TRIED: usize = 12;
@@ -32,7 +32,7 @@ fn loss_with(
     axis: Option<Axis>,
     change: impl Fn(&mut [f64]),
 ) -> f64 {
-    let mut received = Received::new();
+    let mut received = State::default();
     for (&each, units) in shard.owned() {
         let mut bytes = Vec::new();
         shard.export_units(each, units, &mut bytes).expect("owned");
@@ -47,7 +47,7 @@ fn loss_with(
         change(bytemuck::cast_slice_mut(&mut bytes));
     }
     received.set_replicated(bytes);
-    let mut changed = Shard::<f64>::rebuild(model, shard.owned(), None, &received).expect("complete");
+    let mut changed: Shard<f64> = received.build(model, shard.owned());
     SCALE * changed.loss_only(batch, &mut Alone).expect("alone")
 }
 
@@ -119,8 +119,7 @@ fn one_key_for_all_heads_and_several_causal_blocks() {
 fn gradients_accumulate_and_loss_does_not_depend_on_the_micro_batches() {
     let model = small();
     let mut at_once = lively::<f64>(&model);
-    let mut one_by_one =
-        Shard::rebuild(&model, at_once.owned(), None, &everything_from(&[lively::<f64>(&model)])).unwrap();
+    let mut one_by_one = State::of(&[lively::<f64>(&model)]).build(&model, at_once.owned());
     let all = batch(&model, 3, 3);
     let expected = at_once.forward_backward(&all, SCALE, &mut Alone).unwrap();
     let mut sum = 0.0;

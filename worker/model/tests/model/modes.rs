@@ -1,13 +1,13 @@
 //! Dropout, recomputation and bf16.
 
-use crate::support::{Owned, batch, everything, everything_from, lively, model, scattered, together};
+use crate::support::{Owned, State, batch, everything, lively, model, scattered, together};
 use reknit_layout::Step;
 use reknit_layout::job::{Dtype, ModelSpec, OptimizerSpec};
-use reknit_model::{Alone, Batch, Real, Received, Shard, Team};
+use reknit_model::{Alone, Batch, Real, Shard, Team};
 
 fn with_weights_of<T: Real>(model: &ModelSpec, source: &Shard<T>, owned: &[Owned]) -> Vec<Shard<T>> {
-    let received = everything_from(std::slice::from_ref(source));
-    owned.iter().map(|owned| Shard::rebuild(model, owned, None, &received).expect("complete")).collect()
+    let received = State::of(std::slice::from_ref(source));
+    owned.iter().map(|owned| received.build(model, owned)).collect()
 }
 
 /// Bits of the loss and of all gradients after one pass of a group.
@@ -74,7 +74,7 @@ fn what_is_dropped_depends_on_seed_and_sample_and_on_nothing_else() {
 
 /// Rounds the weights of every matrix to bf16, in another way than the crate does.
 fn rounded(model: &ModelSpec, shard: &Shard<f32>) -> Shard<f32> {
-    let mut received = Received::new();
+    let mut received = State::default();
     for (&axis, units) in shard.owned() {
         let unit_len = Shard::<f32>::unit_len(model, axis.family);
         let mut bytes = Vec::new();
@@ -91,7 +91,7 @@ fn rounded(model: &ModelSpec, shard: &Shard<f32>) -> Shard<f32> {
     let mut bytes = Vec::new();
     shard.export_replicated(&mut bytes);
     received.set_replicated(bytes);
-    Shard::rebuild(model, shard.owned(), None, &received).expect("complete")
+    received.build(model, shard.owned())
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! AdamW and its schedule against figures worked out outside this crate.
 
-use crate::support::{everything, model};
+use crate::support::{State, everything, model};
 use reknit_layout::job::{ModelSpec, OptimizerSpec};
 use reknit_layout::{Axis, Step, Units};
-use reknit_model::{Received, Shard, learning_rate};
+use reknit_model::{Shard, learning_rate};
 
 const CONSTANT: OptimizerSpec = OptimizerSpec {
     lr: 0.01,
@@ -18,7 +18,7 @@ const CONSTANT: OptimizerSpec = OptimizerSpec {
 
 /// A model whose every weight is 0.5 and every moment 0.
 fn level(model: &ModelSpec) -> Shard<f64> {
-    let mut received = Received::new();
+    let mut received = State::default();
     let state = |count: usize| -> Vec<u8> {
         let values: Vec<f64> = (0..3 * count).map(|i| if i < count { 0.5 } else { 0.0 }).collect();
         bytemuck::cast_slice(&values).to_vec()
@@ -29,7 +29,7 @@ fn level(model: &ModelSpec) -> Shard<f64> {
         received.add_units(axis, units.clone(), unit.repeat(units.len() as usize));
     }
     received.set_replicated(state(model.replicated_params() as usize));
-    Shard::rebuild(model, &owned, None, &received).expect("complete")
+    received.build(model, &owned)
 }
 
 fn set_all(shard: &mut Shard<f64>, model: &ModelSpec, gradient: f64) {

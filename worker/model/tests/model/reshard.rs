@@ -1,9 +1,9 @@
 //! State that moves keeps its bits, and nothing is guessed.
 
-use crate::support::{Owned, batch, everything, everything_from, model, scattered, split, together};
+use crate::support::{Owned, State, batch, everything, model, scattered, split, together};
 use reknit_layout::job::{ModelSpec, OptimizerSpec};
 use reknit_layout::{Axis, Family, Step, Units};
-use reknit_model::{Intake, RebuildError, Received, Shard, ShardError};
+use reknit_model::{ArrivalError, Shard, ShardError};
 
 const OPTIMIZER: OptimizerSpec = OptimizerSpec {
     lr: 1e-2,
@@ -46,70 +46,42 @@ fn state(shards: &[Shard<f32>]) -> Vec<u8> {
     bytes
 }
 
-/// To each rank what it lacks, from whoever has it; ranks beyond the old ones start with nothing.
-fn move_to(old: &[Shard<f32>], owned: &[Owned]) -> Vec<Shard<f32>> {
-    let rebuild = |(rank, owned): (usize, &Owned)| {
-        let mut received = Received::new();
-        for (&axis, units) in owned {
-            let held = old.get(rank).and_then(|shard| shard.owned().get(&axis)).cloned().unwrap_or_default();
-            for source in old {
-                let units = units.difference(&held).intersection(&source.owned()[&axis]);
-                if units.is_empty() {
-                    continue;
-                }
-                let mut bytes = Vec::new();
-                source.export_units(axis, &units, &mut bytes).expect("owned");
-                let unit_len = Shard::<f32>::unit_len(&model(), axis.family);
-                assert_eq!(bytes.len(), units.len() as usize * unit_len * 3 * 4);
-                received.add_units(axis, units, bytes);
-            }
-        }
-        if old.get(rank).is_none() {
-            let mut bytes = Vec::new();
-            old[0].export_replicated(&mut bytes);
-            received.set_replicated(bytes);
-        }
-        Shard::rebuild(&model(), owned, old.get(rank), &received).expect("complete")
-    };
-    owned.iter().enumerate().map(rebuild).collect()
+/// To each rank what it lacks, in parts of `part` bytes; ranks beyond the old ones start with nothing.
+fn move_to(old: Vec<Shard<f32>>, owned: &[Owned], part: usize) -> Vec<Shard<f32>> {
+    let source: Shard<f32> = State::of(&old).build(&model(), &everything(&model()));
+    let mut shards = old.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
+    owned.iter().map(|owned| move_one(shards.next().flatten(), owned, &source, part)).collect()
 }
 
-/// As [`move_to`], in parts of `part` bytes and in place.
-fn adopt(old: Vec<Shard<f32>>, owned: &[Owned], part: usize) -> Vec<Shard<f32>> {
-    let intakes = owned.iter().enumerate().map(|(rank, owned)| {
-        let held = old.get(rank);
-        let lacks = held.map_or_else(|| owned.clone(), |held| held.lacks(owned));
-        let mut intake = Intake::new(&model(), &lacks, held.is_none()).expect("known units");
-        let mut fetch = |source: &Shard<f32>, axis, units: &Units, length: usize| {
-            for at in (0..length).step_by(part) {
-                let mut bytes = vec![0; part.min(length - at)];
-                source.export_part(axis, units, at, &mut bytes).expect("owned");
-                intake.import_part(axis, units, at, &bytes).expect("lacking");
-            }
-        };
-        for (&axis, lacks) in &lacks {
-            for source in &old {
-                let units = lacks.intersection(&source.owned()[&axis]);
-                let unit_len = Shard::<f32>::unit_len(&model(), axis.family);
-                fetch(source, Some(axis), &units, units.len() as usize * unit_len * 12);
-            }
+fn move_one(held: Option<Shard<f32>>, owned: &Owned, source: &Shard<f32>, part: usize) -> Shard<f32> {
+    let newcomer = held.is_none();
+    let mut shard = match held {
+        Some(mut held) => {
+            held.make_room(owned).expect("known units");
+            held
         }
-        if held.is_none() {
-            fetch(&old[0], None, &Units::default(), model().replicated_params() as usize * 12);
+        None => Shard::awaiting(&model(), owned).expect("known units"),
+    };
+    let before = shard.owned().clone();
+    let mut fetch = |axis, units: &Units, length: usize| {
+        for at in (0..length).step_by(part) {
+            let mut bytes = vec![0; part.min(length - at)];
+            source.export_part(axis, units, at, &mut bytes).expect("owned");
+            shard.receive(axis, units, at, &bytes).expect("there is room");
         }
-        assert_eq!(intake.check_complete(), Ok(()));
-        let digest = held.is_none().then(|| old[0].replicated_digest());
-        assert_eq!(intake.replicated_digest(), digest);
-        intake
-    });
-    let intakes: Vec<_> = intakes.collect();
-    let mut shards = old;
-    shards.truncate(owned.len());
-    shards.resize_with(owned.len(), || Shard::empty(&model()));
-    for ((shard, owned), intake) in shards.iter_mut().zip(owned).zip(intakes) {
-        shard.adopt(owned, intake);
+    };
+    for (&axis, units) in owned {
+        let missing = units.difference(before.get(&axis).unwrap_or(&Units::default()));
+        let unit_len = Shard::<f32>::unit_len(&model(), axis.family);
+        fetch(Some(axis), &missing, missing.len() as usize * unit_len * 12);
     }
-    shards
+    if newcomer {
+        fetch(None, &Units::default(), model().replicated_params() as usize * 12);
+    }
+    assert_eq!(shard.check_arrived(), Ok(()));
+    assert_eq!(shard.replicated_digest(), source.replicated_digest());
+    shard.adopt();
+    shard
 }
 
 #[test]
@@ -119,8 +91,9 @@ fn shards_that_change_in_place_are_those_made_anew() {
         let mut shards = start(&layouts[0]);
         train(&mut shards, 1..=2);
         for (round, owned) in layouts.iter().cycle().skip(1).take(6).enumerate() {
-            let anew = move_to(&shards, owned);
-            shards = adopt(shards, owned, part);
+            let whole = State::of(&shards);
+            let anew: Vec<Shard<f32>> = owned.iter().map(|owned| whole.build(&model(), owned)).collect();
+            shards = move_to(shards, owned, part);
             assert_eq!(state(&shards), state(&anew), "parts of {part} bytes, round {round}");
             let steps = 2 * round as u64 + 3;
             train(&mut shards, steps..=steps + 1);
@@ -134,17 +107,64 @@ fn what_was_not_asked_for_is_refused_and_what_is_missing_named() {
     let other = &split(&model(), 2)[1];
     let source = Shard::<f32>::init(&model(), 3, other);
     let axis = Axis::ffn(0);
-    let mut intake = Intake::<f32>::new(&model(), owned, true).expect("known units");
-    let length = other[&axis].len() as usize * Shard::<f32>::unit_len(&model(), axis.family) * 12;
-    let mut bytes = vec![0; length];
-    source.export_part(Some(axis), &other[&axis], 0, &mut bytes).expect("owned");
-    let refused = intake.import_part(Some(axis), &other[&axis], 0, &bytes);
-    assert_eq!(refused, Err(RebuildError::Unexpected { axis: Some(axis), units: other[&axis].clone() }));
-    assert!(matches!(intake.check_complete(), Err(RebuildError::Missing { unit: 0, .. })));
-    let none = Intake::<f32>::new(&model(), &Owned::new(), true).expect("nothing");
-    assert_eq!(none.check_complete(), Err(RebuildError::MissingReplicated));
-    let beyond = [(axis, Units::range(0, 1000))].into();
-    assert!(matches!(Intake::<f32>::new(&model(), &beyond, false), Err(RebuildError::Unknown { .. })));
+    let mut shard = Shard::<f32>::awaiting(&model(), owned).expect("known units");
+    let mut bytes = Vec::new();
+    source.export_units(axis, &other[&axis], &mut bytes).expect("owned");
+    let refused = shard.receive(Some(axis), &other[&axis], 0, &bytes);
+    assert_eq!(refused, Err(ArrivalError::Unexpected { axis: Some(axis), units: other[&axis].clone() }));
+    let missing = shard.check_arrived();
+    assert_eq!(missing, Err(ArrivalError::Missing { axis: Axis::attn(0), unit: 0 }));
+    let text = "unit 0 of attn/0 is neither held nor received";
+    assert_eq!(missing.map_err(|error| error.to_string()), Err(text.to_owned()));
+
+    let none = Shard::<f32>::awaiting(&model(), &Owned::new()).expect("nothing");
+    assert_eq!(none.check_arrived(), Err(ArrivalError::MissingReplicated));
+    let mut part = [0; 4];
+    assert_eq!(none.export_part(None, &Units::default(), 0, &mut part), Err(ShardError::NotCome));
+    let beyond = Owned::from([(Axis::attn(2), Units::range(0, 1))]);
+    let unknown = ArrivalError::Unknown { axis: Axis::attn(2), units: Units::range(0, 1) };
+    assert_eq!(Shard::<f32>::awaiting(&model(), &beyond).err(), Some(unknown));
+}
+
+#[test]
+fn a_block_that_is_too_long_or_cuts_a_number_is_refused() {
+    let owned = Owned::from([(Axis::ffn(0), Units::range(2, 4))]);
+    let mut shard = Shard::<f32>::awaiting(&model(), &owned).expect("known units");
+    let expected = 2 * 3 * 3 * 16 * 4 * 3;
+    for (at, len) in [(expected, 4), (expected - 4, 8), (0, 5), (2, 4)] {
+        let result = shard.receive(Some(Axis::ffn(0)), &Units::range(2, 4), at, &vec![0; len]);
+        assert!(matches!(result, Err(ArrivalError::Length { .. })), "{at} {len}: {result:?}");
+    }
+    let replicated = shard.receive(None, &Units::default(), 5 * 16 * 4 * 3, &[0; 4]);
+    assert!(matches!(replicated, Err(ArrivalError::Length { expected: 960, .. })), "{replicated:?}");
+}
+
+#[test]
+fn until_the_commit_nothing_that_is_held_changes() {
+    let (four, three) = (split(&model(), 4), scattered(&model(), 3));
+    let mut shards = start(&four);
+    train(&mut shards, 1..=2);
+    let never_moved: Vec<Shard<f32>> =
+        four.iter().map(|owned| State::of(&shards).build(&model(), owned)).collect();
+    let before = state(&shards);
+    let whole: Shard<f32> = State::of(&shards).build(&model(), &everything(&model()));
+    let axis = Axis::ffn(1);
+    for (shard, owned) in shards.iter_mut().zip(&three) {
+        shard.make_room(owned).expect("known units");
+        let missing = owned[&axis].difference(&shard.owned()[&axis]);
+        let mut bytes = Vec::new();
+        whole.export_units(axis, &missing, &mut bytes).expect("owned");
+        // The last value does not come.
+        shard.receive(Some(axis), &missing, 0, &bytes[..bytes.len() - 4]).expect("there is room");
+        assert!(matches!(shard.check_arrived(), Err(ArrivalError::Missing { .. })));
+    }
+    assert!(state(&shards) == before, "while it arrives");
+    shards.iter_mut().for_each(Shard::give_up_room);
+    assert!(state(&shards) == before, "after it was given up");
+    let mut never_moved = never_moved;
+    train(&mut shards, 3..=4);
+    train(&mut never_moved, 3..=4);
+    assert!(state(&shards) == state(&never_moved), "training goes on differently");
 }
 
 #[test]
@@ -155,10 +175,8 @@ fn four_ranks_to_three_and_back_keeps_every_bit() {
     let mut moved = start(&four);
     train(&mut moved, 1..=3);
     let before = state(&moved);
-    let on_three = move_to(&moved, &three);
-    assert_eq!(state(&moved), before, "the old shards are only read");
-    drop(moved);
-    let mut back = move_to(&on_three, &four);
+    let on_three = move_to(moved, &three, 1 << 10);
+    let mut back = move_to(on_three, &four, 1 << 10);
     assert!(state(&back) == before, "a bit has changed");
     for (a, b) in back.iter().zip(&never_moved) {
         assert_eq!(a.replicated_digest(), b.replicated_digest());
@@ -195,48 +213,6 @@ fn unit_lengths_are_those_of_the_planner() {
         let shard = Shard::<f32>::init(&model, 0, &Owned::new());
         assert_eq!(shard.replicated_gradients().len() as u64, model.replicated_params());
     }
-}
-
-#[test]
-fn what_is_missing_is_named() {
-    let owned = everything(&model());
-    let whole = Shard::<f32>::init(&model(), 3, &owned);
-    let half = &split(&model(), 2)[0];
-    let part = Shard::<f32>::init(&model(), 3, half);
-    let nothing = Received::new();
-    let rebuild =
-        |owned: &Owned, old, received: &Received| Shard::<f32>::rebuild(&model(), owned, old, received).err();
-
-    assert_eq!(rebuild(half, Some(&part), &nothing), None);
-    let missing = RebuildError::Missing { axis: Axis::attn(0), unit: 3 };
-    assert_eq!(missing.to_string(), "unit 3 of attn/0 is neither held nor received");
-    assert_eq!(rebuild(&owned, Some(&part), &nothing), Some(missing));
-    assert_eq!(rebuild(&Owned::new(), None, &nothing), Some(RebuildError::MissingReplicated));
-
-    let mut short = everything_from(std::slice::from_ref(&whole));
-    short.set_replicated(vec![0; 7]);
-    let length = 5 * 16 * 4 * 3;
-    assert_eq!(
-        rebuild(&owned, None, &short),
-        Some(RebuildError::ReplicatedLength { got: 7, expected: length })
-    );
-    let mut short = Received::new();
-    short.add_units(Axis::ffn(0), Units::range(2, 4), vec![0; 5]);
-    let wanted = Owned::from([(Axis::ffn(0), Units::range(3, 4))]);
-    let expected = RebuildError::Length {
-        axis: Axis::ffn(0),
-        units: Units::range(2, 4),
-        got: 5,
-        expected: 2 * 3 * 3 * 16 * 4 * 3,
-    };
-    assert_eq!(rebuild(&wanted, None, &short), Some(expected));
-
-    let beyond = Owned::from([(Axis::attn(2), Units::range(0, 1))]);
-    let unknown = RebuildError::Unknown { axis: Axis::attn(2), units: Units::range(0, 1) };
-    assert_eq!(rebuild(&beyond, Some(&whole), &nothing), Some(unknown));
-    let other = ModelSpec { ffn_block: 6, ..model() };
-    let error = Shard::<f32>::rebuild(&other, &owned, Some(&whole), &nothing).err();
-    assert_eq!(error, Some(RebuildError::OtherModel));
 }
 
 #[test]

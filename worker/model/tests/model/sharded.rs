@@ -1,7 +1,7 @@
 //! A group of ranks computes what one rank computes, however the units are split.
 
 use crate::support::{
-    Left, Owned, batch, everything, everything_from, group, lively, model, scattered, split, together,
+    Left, Owned, State, batch, everything, group, lively, model, scattered, split, together,
 };
 use reknit_layout::job::{Dtype, ModelSpec};
 use reknit_layout::{Axis, Units};
@@ -28,11 +28,8 @@ fn assert_close(what: &str, got: &[f64], expected: &[f64], tolerance: f64) {
 
 fn same_as_one_rank<T: Real>(model: &ModelSpec, owned: &[Owned], tolerance: f64) {
     let mut single = lively::<T>(model);
-    let received = everything_from(std::slice::from_ref(&single));
-    let mut shards: Vec<_> = owned
-        .iter()
-        .map(|owned| Shard::<T>::rebuild(model, owned, None, &received).expect("complete"))
-        .collect();
+    let received = State::of(std::slice::from_ref(&single));
+    let mut shards: Vec<_> = owned.iter().map(|owned| received.build(model, owned)).collect();
     let batch = batch(model, 3, 9);
     let expected = single.forward_backward(&batch, 0.25, &mut Alone).expect("alone");
     let losses =
@@ -158,8 +155,8 @@ fn bad_batches_are_refused() {
 fn a_peer_that_leaves_is_an_error_and_the_shard_goes_on() {
     let owned = split(&model(), 2);
     let whole = lively::<f64>(&model());
-    let received = everything_from(&[whole]);
-    let build = |owned| Shard::<f64>::rebuild(&model(), owned, None, &received).unwrap();
+    let received = State::of(&[whole]);
+    let build = |owned| received.build(&model(), owned);
     let mut shards: Vec<_> = owned.iter().map(build).collect();
     let digest = shards[0].digest(Axis::ffn(1), 0);
     let batch = batch(&model(), 2, 9);

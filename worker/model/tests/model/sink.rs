@@ -1,6 +1,6 @@
 //! Gradients leave while the backward pass still runs.
 
-use crate::support::{batch, everything_from, lively, model, scattered, together};
+use crate::support::{State, batch, lively, model, scattered, together};
 use reknit_layout::job::ModelSpec;
 use reknit_layout::{Axis, Units};
 use reknit_model::{Alone, Batch, Bucket, GradientSink, Shard, ShardError, StepError};
@@ -37,8 +37,8 @@ impl Collector {
 }
 
 fn copies(model: &ModelSpec, owned: &crate::support::Owned) -> [Shard<f64>; 2] {
-    let received = everything_from(&[lively::<f64>(model)]);
-    [(); 2].map(|()| Shard::rebuild(model, owned, None, &received).expect("complete"))
+    let received = State::of(&[lively::<f64>(model)]);
+    [(); 2].map(|()| received.build(model, owned))
 }
 
 fn all_gradients(shard: &Shard<f64>) -> Vec<u64> {

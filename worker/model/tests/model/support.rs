@@ -2,7 +2,7 @@
 
 use reknit_layout::job::{Dtype, ModelKind, ModelSpec};
 use reknit_layout::{Axis, Units};
-use reknit_model::{Batch, Real, Received, Shard, TensorParallel};
+use reknit_model::{ArrivalError, Batch, Real, Shard, TensorParallel};
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -79,34 +79,78 @@ pub(crate) fn batch(model: &ModelSpec, samples: usize, seed: u64) -> Batch {
     Batch { tokens, samples, seq_len, seed, first_sample: 0 }
 }
 
-/// All that a set of shards holds, to build others from. The first shard that has a unit gives it.
-pub(crate) fn everything_from<T: Real>(shards: &[Shard<T>]) -> Received {
-    let mut received = Received::new();
-    for shard in shards {
-        for (&axis, units) in shard.owned() {
-            let mut bytes = Vec::new();
-            shard.export_units(axis, units, &mut bytes).expect("owned");
-            received.add_units(axis, units.clone(), bytes);
-        }
+/// State as it travels, to make shards of.
+#[derive(Default)]
+pub(crate) struct State {
+    blocks: Vec<(Option<Axis>, Units, Vec<u8>)>,
+}
+
+impl State {
+    pub(crate) fn add_units(&mut self, axis: Axis, units: Units, bytes: Vec<u8>) {
+        self.blocks.push((Some(axis), units, bytes));
     }
-    let mut bytes = Vec::new();
-    shards[0].export_replicated(&mut bytes);
-    received.set_replicated(bytes);
-    received
+
+    pub(crate) fn set_replicated(&mut self, bytes: Vec<u8>) {
+        self.blocks.push((None, Units::range(0, 1), bytes));
+    }
+
+    /// All that a set of shards holds.
+    pub(crate) fn of<T: Real>(shards: &[Shard<T>]) -> Self {
+        let mut state = Self::default();
+        for shard in shards {
+            for (&axis, units) in shard.owned() {
+                let mut bytes = Vec::new();
+                shard.export_units(axis, units, &mut bytes).expect("owned");
+                state.add_units(axis, units.clone(), bytes);
+            }
+        }
+        let mut bytes = Vec::new();
+        shards[0].export_replicated(&mut bytes);
+        state.set_replicated(bytes);
+        state
+    }
+
+    /// A shard of these units, of what is here of them.
+    pub(crate) fn try_build<T: Real>(
+        &self,
+        model: &ModelSpec,
+        owned: &Owned,
+    ) -> Result<Shard<T>, ArrivalError> {
+        let mut shard = Shard::awaiting(model, owned)?;
+        for (axis, units, bytes) in &self.blocks {
+            let Some(axis) = *axis else {
+                shard.receive(None, units, 0, bytes)?;
+                continue;
+            };
+            let unit_bytes = bytes.len() / units.len() as usize;
+            for (unit, bytes) in units.iter().zip(bytes.chunks(unit_bytes)) {
+                if owned.get(&axis).is_some_and(|owned| owned.contains(unit)) {
+                    shard.receive(Some(axis), &Units::range(unit, unit + 1), 0, bytes)?;
+                }
+            }
+        }
+        shard.check_arrived()?;
+        shard.adopt();
+        Ok(shard)
+    }
+
+    pub(crate) fn build<T: Real>(&self, model: &ModelSpec, owned: &Owned) -> Shard<T> {
+        self.try_build(model, owned).expect("complete")
+    }
 }
 
 /// A whole model with weights large enough for every part to matter, and norms that are not 1.
 pub(crate) fn lively<T: Real>(model: &ModelSpec) -> Shard<T> {
     let owned = everything(model);
     let fresh = Shard::<T>::init(model, 11, &owned);
-    let mut received = Received::new();
+    let mut state = State::default();
     for (&axis, units) in &owned {
         let mut bytes = Vec::new();
         fresh.export_units(axis, units, &mut bytes).expect("owned");
         for value in bytemuck::cast_slice_mut::<u8, T>(&mut bytes) {
             *value *= T::from_f64(15.0);
         }
-        received.add_units(axis, units.clone(), bytes);
+        state.add_units(axis, units.clone(), bytes);
     }
     let mut bytes = Vec::new();
     fresh.export_replicated(&mut bytes);
@@ -115,8 +159,8 @@ pub(crate) fn lively<T: Real>(model: &ModelSpec) -> Shard<T> {
     for (value, bits) in values[..gains].iter_mut().zip(noise(5)) {
         *value = T::from_f64(0.7 + 0.6 * (bits % 1000) as f64 / 1000.0);
     }
-    received.set_replicated(bytes);
-    Shard::rebuild(model, &owned, None, &received).expect("complete")
+    state.set_replicated(bytes);
+    state.build(model, &owned)
 }
 
 /// One rank of a group of threads: everyone sends to everyone and reduces in rank order.

@@ -1,6 +1,6 @@
 //! The number of threads changes no bit.
 
-use crate::support::{batch, everything_from, lively, model, scattered, together};
+use crate::support::{State, batch, lively, model, scattered, together};
 use reknit_layout::Step;
 use reknit_layout::job::{ModelSpec, OptimizerSpec};
 use reknit_model::{Real, Shard, Team};
@@ -18,11 +18,9 @@ const OPTIMIZER: OptimizerSpec = OptimizerSpec {
 
 /// Losses and the state of all ranks after three steps, each of two micro-batches.
 fn trained<T: Real>(model: &ModelSpec, threads: usize) -> (Vec<u64>, Vec<u8>) {
-    let received = everything_from(&[lively::<T>(model)]);
-    let mut shards: Vec<Shard<T>> = scattered(model, 2)
-        .iter()
-        .map(|owned| Shard::rebuild(model, owned, None, &received).expect("complete"))
-        .collect();
+    let received = State::of(&[lively::<T>(model)]);
+    let mut shards: Vec<Shard<T>> =
+        scattered(model, 2).iter().map(|owned| received.build(model, owned)).collect();
     for shard in &mut shards {
         shard.set_team(Team::new(threads).expect("threads"));
     }

@@ -1,6 +1,6 @@
 //! The model learns, and learns the same each time.
 
-use crate::support::{everything, everything_from, model, scattered, split, together};
+use crate::support::{State, everything, model, scattered, split, together};
 use reknit_layout::Step;
 use reknit_layout::job::{ModelSpec, OptimizerSpec};
 use reknit_model::{Batch, Real, Shard};
@@ -97,10 +97,8 @@ fn curve_under_reshards<T: Real>(tolerance: f64) {
         split(&model, 4).iter().map(|owned| Shard::<T>::init(&model, 1, owned)).collect();
     let mut losses = train(&mut shards, 1..=15);
     for (owned, steps) in [(scattered(&model, 3), 16..=25), (split(&model, 4), 26..=40)] {
-        let received = everything_from(&shards);
-        let rebuild =
-            |(rank, owned)| Shard::rebuild(&model, owned, shards.get(rank), &received).expect("complete");
-        shards = owned.iter().enumerate().map(rebuild).collect();
+        let received = State::of(&shards);
+        shards = owned.iter().map(|owned| received.build(&model, owned)).collect();
         losses.extend(train(&mut shards, steps));
     }
     for (step, (got, expected)) in losses.iter().zip(&expected).enumerate() {

@@ -1,0 +1,280 @@
+//! State that comes from other ranks: it is put behind what the shard holds, in the shard's own buffers, and takes its place
+//! among it at the commit.
+//!
+//! Until then nothing that is held is touched (ONLY-COPY), and [`Shard::give_up_room`] undoes everything. So a change needs no
+//! memory beyond the old and the new shard, and each value of it is written to a fresh page once: a first touch costs more than
+//! the copy itself.
+
+use crate::Real;
+use crate::reshard::{block_len, positions_in, walk};
+use crate::shard::{AxisShard, Shard, Tensor};
+use bytemuck::cast_slice_mut;
+use reknit_layout::job::ModelSpec;
+use reknit_layout::{Axis, Units};
+use std::collections::BTreeMap;
+
+/// Why a shard cannot become the one that is asked for. What it holds is as it was.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ArrivalError {
+    #[error("unit {unit} of {axis} is neither held nor received")]
+    Missing { axis: Axis, unit: u32 },
+    #[error("replicated parameters are neither held nor received")]
+    MissingReplicated,
+    #[error("{} came, and this rank has it already or shall not own it", describe(.axis, .units))]
+    Unexpected { axis: Option<Axis>, units: Units },
+    #[error("a block of {} has {expected} bytes, and bytes {at} to {end} came", describe(.axis, .units))]
+    Length { axis: Option<Axis>, units: Units, at: usize, end: usize, expected: usize },
+    #[error("the layout gives this rank units {units} of {axis}, which the model does not have")]
+    Unknown { axis: Axis, units: Units },
+}
+
+/// What a shard waits for.
+#[derive(Debug)]
+pub(crate) struct Arrivals {
+    /// What it will own.
+    wanted: BTreeMap<Axis, Units>,
+    axes: BTreeMap<Axis, Missing>,
+    replicated: Option<Missing>,
+}
+
+/// Units that lie, or will lie, behind the held ones. For the replicated parameters: the one unit.
+#[derive(Debug)]
+struct Missing {
+    units: Units,
+    /// Those whose last part is here.
+    came: Units,
+}
+
+impl Missing {
+    fn all(units: Units) -> Self {
+        Self { units, came: Units::default() }
+    }
+
+    fn first(&self) -> Option<u32> {
+        self.units.difference(&self.came).iter().next()
+    }
+}
+
+impl<T: Real> Shard<T> {
+    /// A shard that holds nothing, with room for all of `owned` and the replicated parameters. All of its memory is really
+    /// there, where the kernel would give it page by page.
+    ///
+    /// # Errors
+    /// The model does not have some of the units.
+    pub fn awaiting(model: &ModelSpec, owned: &BTreeMap<Axis, Units>) -> Result<Self, ArrivalError> {
+        let mut shard = Self::zeros(model, &BTreeMap::new());
+        shard.make_room(owned)?;
+        if let Some(arrivals) = &mut shard.arrivals {
+            arrivals.replicated = Some(Missing::all(Units::range(0, 1)));
+        }
+        Ok(shard)
+    }
+
+    /// Makes room for what it lacks of `owned`. Gradients keep their values.
+    ///
+    /// # Errors
+    /// The model does not have some of the units.
+    pub fn make_room(&mut self, owned: &BTreeMap<Axis, Units>) -> Result<(), ArrivalError> {
+        self.give_up_room();
+        let (model, known) = (&self.model, self.model.axes());
+        for (&axis, units) in owned {
+            let all = Units::range(0, if known.contains(&axis) { model.units(axis.family) } else { 0 });
+            let unknown = units.difference(&all);
+            if !unknown.is_empty() {
+                return Err(ArrivalError::Unknown { axis, units: unknown });
+            }
+        }
+        let mut axes = BTreeMap::new();
+        for (&axis, wanted) in owned {
+            let Some(shard) = self.axis_mut(axis) else { continue };
+            let units = wanted.difference(&shard.units);
+            if !units.is_empty() {
+                shard.resize(shard.units.len() + units.len());
+                axes.insert(axis, Missing::all(units));
+            }
+        }
+        self.arrivals = Some(Arrivals { wanted: owned.clone(), axes, replicated: None });
+        Ok(())
+    }
+
+    /// It waits to become the shard of exactly this.
+    pub fn awaits(&self, owned: &BTreeMap<Axis, Units>) -> bool {
+        self.arrivals.as_ref().is_some_and(|arrivals| arrivals.wanted == *owned)
+    }
+
+    /// It has replicated parameters that others may have of it.
+    pub(crate) fn knows_replicated(&self) -> bool {
+        self.arrivals.as_ref().is_none_or(|arrivals| arrivals.replicated.is_none())
+    }
+
+    /// Writes the bytes from `at` on of a block as [`Shard::export_part`] reads them; no axis stands for the replicated
+    /// parameters. The parts of a block come in order.
+    ///
+    /// # Errors
+    /// Something of it is not expected here; nothing was written then.
+    pub fn receive(
+        &mut self,
+        axis: Option<Axis>,
+        units: &Units,
+        at: usize,
+        bytes: &[u8],
+    ) -> Result<(), ArrivalError> {
+        let the_one = Units::range(0, 1);
+        let block = if axis.is_some() { units } else { &the_one };
+        let places = self.missing(axis).and_then(|missing| positions_in(&missing.units, block).ok());
+        let places = places.ok_or_else(|| ArrivalError::Unexpected { axis, units: units.clone() })?;
+
+        let (held, mut tensors) = match axis {
+            Some(axis) => match self.axis_mut(axis) {
+                Some(AxisShard { units, input, output, .. }) => (units.len() as usize, vec![input, output]),
+                None => (0, Vec::new()),
+            },
+            None => (0, vec![&mut self.replicated]),
+        };
+        let lens = [0, 1].map(|side| tensors.get(side).map_or(0, |tensor: &&mut Tensor<T>| tensor.unit_len));
+        let (end, expected) = (at + bytes.len(), block_len::<T>(lens, block));
+        if end > expected || !at.is_multiple_of(size_of::<T>()) || !end.is_multiple_of(size_of::<T>()) {
+            return Err(ArrivalError::Length { axis, units: units.clone(), at, end, expected });
+        }
+        let mut rest = bytes;
+        walk(lens, at / size_of::<T>(), bytes.len() / size_of::<T>(), |unit, slice, range| {
+            let start = (held + places[unit]) * lens[slice % 2];
+            let buffer = &mut tensors[slice % 2].state_mut()[slice / 2][start..][range];
+            let (now, later) = rest.split_at(size_of_val(buffer));
+            cast_slice_mut(buffer).copy_from_slice(now);
+            rest = later;
+        });
+        if let Some(missing) = self.missing_mut(axis).filter(|_| end == expected) {
+            missing.came = missing.came.union(block);
+        }
+        Ok(())
+    }
+
+    /// Everything that was to come is here.
+    ///
+    /// # Errors
+    /// Names the first that is not.
+    pub fn check_arrived(&self) -> Result<(), ArrivalError> {
+        let Some(arrivals) = &self.arrivals else { return Ok(()) };
+        for (&axis, missing) in &arrivals.axes {
+            if let Some(unit) = missing.first() {
+                return Err(ArrivalError::Missing { axis, unit });
+            }
+        }
+        match arrivals.replicated.as_ref().and_then(Missing::first) {
+            Some(_) => Err(ArrivalError::MissingReplicated),
+            None => Ok(()),
+        }
+    }
+
+    /// Becomes the shard that it made room for: what came takes its place among what stays, and the rest goes. Gradients are
+    /// of no step any more.
+    ///
+    /// The caller has seen that nothing is missing ([`Shard::check_arrived`]); then this cannot fail.
+    pub fn adopt(&mut self) {
+        let Some(Arrivals { wanted, axes, .. }) = self.arrivals.take() else {
+            return;
+        };
+        for axis in self.model.axes() {
+            let came = axes.get(&axis).map(|missing| missing.units.clone()).unwrap_or_default();
+            let wanted = wanted.get(&axis).cloned().unwrap_or_default();
+            if let Some(shard) = self.axis_mut(axis) {
+                shard.rearrange(wanted, &came);
+            }
+        }
+        self.owned = wanted;
+    }
+
+    /// Gives up what it waits for, also what came of it.
+    pub fn give_up_room(&mut self) {
+        let axes = self.arrivals.take().map(|arrivals| arrivals.axes).unwrap_or_default();
+        for axis in axes.into_keys() {
+            if let Some(shard) = self.axis_mut(axis) {
+                shard.resize(shard.units.len());
+            }
+        }
+    }
+
+    fn missing(&self, axis: Option<Axis>) -> Option<&Missing> {
+        let arrivals = self.arrivals.as_ref()?;
+        match axis {
+            Some(axis) => arrivals.axes.get(&axis),
+            None => arrivals.replicated.as_ref(),
+        }
+    }
+
+    fn missing_mut(&mut self, axis: Option<Axis>) -> Option<&mut Missing> {
+        let arrivals = self.arrivals.as_mut()?;
+        match axis {
+            Some(axis) => arrivals.axes.get_mut(&axis),
+            None => arrivals.replicated.as_mut(),
+        }
+    }
+}
+
+impl<T: Real> AxisShard<T> {
+    /// Room for so many units; what is there of them stays.
+    fn resize(&mut self, units: u32) {
+        let units = units as usize;
+        let gradients = units * self.unit_len();
+        for tensor in [&mut self.input, &mut self.output] {
+            let len = units * tensor.unit_len;
+            tensor.state_mut().into_iter().for_each(|buffer| resize(buffer, len));
+        }
+        resize(&mut self.gradients, gradients);
+    }
+
+    /// `came` lies behind all that is held.
+    fn rearrange(&mut self, wanted: Units, came: &Units) {
+        if came.is_empty() && self.units == wanted {
+            return;
+        }
+        let old = std::mem::replace(&mut self.units, wanted);
+        let kept = old.intersection(&self.units);
+        let from = positions_in(&old, &kept).unwrap_or_default().into_iter();
+        let from: Vec<_> = from.chain((old.len()..old.len() + came.len()).map(|at| at as usize)).collect();
+        let places = |units: &Units| positions_in(&self.units, units).unwrap_or_default();
+        let to = [places(&kept), places(came)].concat();
+        for tensor in [&mut self.input, &mut self.output] {
+            let unit_len = tensor.unit_len;
+            for buffer in tensor.state_mut() {
+                close_up(buffer, unit_len, &from);
+                reorder(buffer, unit_len, to.clone());
+            }
+        }
+        self.resize(self.units.len());
+    }
+}
+
+fn resize<T: Real>(buffer: &mut Vec<T>, len: usize) {
+    buffer.reserve_exact(len.saturating_sub(buffer.len()));
+    buffer.resize(len, T::ZERO);
+    buffer.shrink_to_fit();
+}
+
+/// Moves the units at `from`, which ascends, to the front.
+fn close_up<T: Real>(buffer: &mut [T], unit_len: usize, from: &[usize]) {
+    for (to, &from) in from.iter().enumerate().filter(|(to, from)| to != *from) {
+        buffer.copy_within(from * unit_len..(from + 1) * unit_len, to * unit_len);
+    }
+}
+
+/// Moves the unit at each place `n` to place `to[n]`, with no memory beside.
+fn reorder<T: Real>(buffer: &mut [T], unit_len: usize, mut to: Vec<usize>) {
+    for place in 0..to.len() {
+        // All before it are where they belong, so that each swap brings another one there.
+        while to[place] != place {
+            let target = to[place];
+            let (front, back) = buffer.split_at_mut(target * unit_len);
+            front[place * unit_len..][..unit_len].swap_with_slice(&mut back[..unit_len]);
+            to.swap(place, target);
+        }
+    }
+}
+
+fn describe(axis: &Option<Axis>, units: &Units) -> String {
+    match axis {
+        Some(axis) => format!("units {units} of {axis}"),
+        None => "the replicated parameters".to_owned(),
+    }
+}
