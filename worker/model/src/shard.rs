@@ -60,8 +60,6 @@ pub enum ShardError {
     NotOwned { axis: Axis, unit: u32, owned: Units },
     #[error("{axis} units {units}: {got} gradient values given, {expected} needed")]
     Length { axis: Axis, units: Units, got: usize, expected: usize },
-    #[error("the gradients of {axis} were taken out and not put back")]
-    Taken { axis: Axis },
     #[error("{got} replicated gradient values given, {expected} needed")]
     ReplicatedLength { got: usize, expected: usize },
     #[error("the replicated parameters have not come to this rank yet")]
@@ -116,12 +114,6 @@ impl<T: Real> AxisShard<T> {
     /// Values of all units.
     pub(crate) fn len(&self) -> usize {
         self.input.len() + self.output.len()
-    }
-
-    /// Where the gradients of the unit stored as number `position` lie: of its input rows and of its output rows.
-    fn gradient_places(&self, position: usize) -> [Range<usize>; 2] {
-        let output = self.output.place(position);
-        [self.input.place(position), self.input.len() + output.start..self.input.len() + output.end]
     }
 
     /// Matrices and gradients side by side: the input rows', then the output rows'.
@@ -271,76 +263,22 @@ impl<T: Real> Shard<T> {
     /// # Errors
     /// The length is wrong; no gradient has changed then.
     pub fn put_replicated_gradients(&mut self, values: Vec<T>) -> Result<(), ShardError> {
-        self.check_replicated(&values)?;
+        let (got, expected) = (values.len(), self.shape.replicated_len());
+        if got != expected {
+            return Err(ShardError::ReplicatedLength { got, expected });
+        }
         self.replicated_gradients = values;
         Ok(())
     }
 
-    /// Appends the units' gradients, ascending; a unit's values in the order of the crate's table.
-    ///
-    /// # Errors
-    /// A unit is not on this rank, or the gradients are taken out; `out` is then as it was.
-    pub fn copy_gradients(&self, axis: Axis, units: &Units, out: &mut Vec<T>) -> Result<(), ShardError> {
-        let positions = self.positions(axis, units)?;
-        let Some(shard) = self.axis(axis) else {
-            return Ok(());
-        };
-        if shard.gradients.len() != shard.len() {
-            return Err(ShardError::Taken { axis });
-        }
-        out.reserve(positions.len() * shard.unit_len());
-        for position in positions {
-            for place in shard.gradient_places(position) {
-                out.extend_from_slice(&shard.gradients[place]);
-            }
-        }
-        Ok(())
-    }
-
-    /// Replaces the units' gradients by values in the order of [`Shard::copy_gradients`].
-    ///
-    /// # Errors
-    /// A unit is not on this rank, the gradients are taken out, or the length is wrong; no gradient has changed then.
-    pub fn set_gradients(&mut self, axis: Axis, units: &Units, values: &[T]) -> Result<(), ShardError> {
-        let positions = self.positions(axis, units)?;
-        let expected = positions.len() * Self::unit_len(&self.model, axis.family);
-        if values.len() != expected {
-            return Err(ShardError::Length { axis, units: units.clone(), got: values.len(), expected });
-        }
-        let Some(shard) = self.axis_mut(axis) else {
-            return Ok(());
-        };
-        if shard.gradients.len() != shard.len() {
-            return Err(ShardError::Taken { axis });
-        }
-        let mut left = values;
-        for position in positions {
-            for place in shard.gradient_places(position) {
-                let (now, rest) = left.split_at(place.len());
-                shard.gradients[place].copy_from_slice(now);
-                left = rest;
-            }
-        }
-        Ok(())
+    /// The axis' gradients, in the order of [`Shard::take_gradients`].
+    pub fn gradients(&self, axis: Axis) -> &[T] {
+        self.axis(axis).map_or(&[], |shard| &shard.gradients)
     }
 
     /// Gradients of the replicated parameters. The same bits on every rank of a tensor-parallel group, if all of them saw the same batches.
     pub fn replicated_gradients(&self) -> &[T] {
         &self.replicated_gradients
-    }
-
-    /// # Errors
-    /// The length is wrong; no gradient has changed then.
-    pub fn set_replicated_gradients(&mut self, values: &[T]) -> Result<(), ShardError> {
-        self.check_replicated(values)?;
-        self.replicated_gradients.clear();
-        self.replicated_gradients.extend_from_slice(values);
-        Ok(())
-    }
-
-    fn check_replicated(&self, values: &[T]) -> Result<(), ShardError> {
-        let (got, expected) = (values.len(), self.shape.replicated_len());
-        if got == expected { Ok(()) } else { Err(ShardError::ReplicatedLength { got, expected }) }
     }
 
     /// The sum of the squared gradients of the owned units, and of the replicated parameters if asked (one rank of a

@@ -1,6 +1,6 @@
 //! The gradient of every tensor against finite differences of the loss, on one rank in f64.
 
-use crate::support::{State, batch, lively, model, noise};
+use crate::support::{State, batch, gradients, lively, model, noise};
 use reknit_layout::job::ModelSpec;
 use reknit_layout::{Axis, Units};
 use reknit_model::{Alone, Batch, Shard};
@@ -60,8 +60,7 @@ fn gradients_match_differences(model: &ModelSpec) {
     for axis in model.axes() {
         let unit_len = Shard::<f64>::unit_len(model, axis.family);
         for unit in 0..model.units(axis.family) {
-            let mut gradients = Vec::new();
-            shard.copy_gradients(axis, &Units::range(unit, unit + 1), &mut gradients).expect("valid");
+            let gradients = gradients(model, &shard, axis, &Units::range(unit, unit + 1));
             assert_eq!(gradients.len(), unit_len);
             // The first and the last element, and some between them: input and output rows alike.
             let some = random.by_ref().take(TRIED).map(|x| x as usize % unit_len);

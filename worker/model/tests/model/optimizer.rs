@@ -33,12 +33,12 @@ fn level(model: &ModelSpec) -> Shard<f64> {
 }
 
 fn set_all(shard: &mut Shard<f64>, model: &ModelSpec, gradient: f64) {
-    for (axis, units) in everything(model) {
-        let count = units.len() as usize * Shard::<f64>::unit_len(model, axis.family);
-        shard.set_gradients(axis, &units, &vec![gradient; count]).expect("owned");
+    for axis in model.axes() {
+        let count = shard.take_gradients(axis).len();
+        shard.put_gradients(axis, vec![gradient; count]).expect("length");
     }
-    let count = shard.replicated_gradients().len();
-    shard.set_replicated_gradients(&vec![gradient; count]).expect("length");
+    let count = shard.take_replicated_gradients().len();
+    shard.put_replicated_gradients(vec![gradient; count]).expect("length");
 }
 
 /// Weight, first and second moment of the last element of a unit, and of the last norm.

@@ -1,17 +1,15 @@
 //! A group of ranks computes what one rank computes, however the units are split.
 
 use crate::support::{
-    Left, Owned, State, batch, everything, group, lively, model, scattered, split, together,
+    Left, Owned, State, batch, everything, gradients, group, lively, model, scattered, split, together,
 };
 use reknit_layout::job::{Dtype, ModelSpec};
 use reknit_layout::{Axis, Units};
 use reknit_model::{Alone, Batch, BatchError, Real, Shard, StepError};
 use std::thread;
 
-fn gradients<T: Real>(shard: &Shard<T>, axis: Axis, units: &Units) -> Vec<f64> {
-    let mut values = Vec::new();
-    shard.copy_gradients(axis, units, &mut values).expect("owned");
-    values.into_iter().map(T::to_f64).collect()
+fn wide<T: Real>(model: &ModelSpec, shard: &Shard<T>, axis: Axis, units: &Units) -> Vec<f64> {
+    gradients(model, shard, axis, units).into_iter().map(T::to_f64).collect()
 }
 
 /// Relative to the largest value of the tensor's unit: single values may cancel.
@@ -46,7 +44,7 @@ fn same_as_one_rank<T: Real>(model: &ModelSpec, owned: &[Owned], tolerance: f64)
         for (&axis, units) in shard.owned() {
             for unit in units.iter() {
                 let unit = Units::range(unit, unit + 1);
-                let (got, expected) = (gradients(shard, axis, &unit), gradients(&single, axis, &unit));
+                let (got, expected) = (wide(model, shard, axis, &unit), wide(model, &single, axis, &unit));
                 assert_close(&format!("rank {rank}, {axis} unit {unit}"), &got, &expected, tolerance);
                 compared += got.len() as u64;
             }

@@ -2,7 +2,7 @@
 
 use crate::support::{State, batch, lively, model, scattered, together};
 use reknit_layout::job::ModelSpec;
-use reknit_layout::{Axis, Units};
+use reknit_layout::Axis;
 use reknit_model::{Alone, Batch, Bucket, GradientSink, Shard, ShardError, StepError};
 use std::convert::Infallible;
 
@@ -42,12 +42,8 @@ fn copies(model: &ModelSpec, owned: &crate::support::Owned) -> [Shard<f64>; 2] {
 }
 
 fn all_gradients(shard: &Shard<f64>) -> Vec<u64> {
-    let mut values = Vec::new();
-    for (axis, units) in shard.owned() {
-        shard.copy_gradients(*axis, units, &mut values).expect("owned");
-    }
-    values.extend_from_slice(shard.replicated_gradients());
-    values.into_iter().map(f64::to_bits).collect()
+    let axes = shard.owned().keys().flat_map(|axis| shard.gradients(*axis));
+    axes.chain(shard.replicated_gradients()).map(|value| value.to_bits()).collect()
 }
 
 /// What is moved out when it is called final is what is there at the end of a pass without a sink.
@@ -94,32 +90,6 @@ fn a_bucket_called_final_does_not_change_any_more() {
 }
 
 #[test]
-fn an_axis_lies_as_input_rows_then_output_rows() {
-    let model = model();
-    let [mut shard, _] = copies(&model, &scattered(&model, 2)[1]);
-    shard.forward_backward(&batch(&model, 2, 1), 1.0, &mut Alone).expect("alone");
-    for (axis, units) in shard.owned().clone() {
-        let (mut input, mut output) = (Vec::new(), Vec::new());
-        let input_rows = match axis.layer {
-            None => 2,
-            Some(_) if axis == Axis::ffn(axis.layer.unwrap_or_default()) => 6,
-            Some(_) => 16,
-        };
-        for unit in units.iter() {
-            let mut values = Vec::new();
-            shard.copy_gradients(axis, &Units::range(unit, unit + 1), &mut values).expect("owned");
-            output.extend(values.split_off(input_rows * 16));
-            input.extend(values);
-        }
-        input.extend(output);
-        let taken = shard.take_gradients(axis);
-        assert!(taken.iter().any(|value| *value != 0.0));
-        assert_eq!(taken, input, "{axis}");
-        shard.put_gradients(axis, taken).expect("as taken");
-    }
-}
-
-#[test]
 fn an_empty_batch_calls_every_bucket_final() {
     let model = model();
     let [mut shard, _] = copies(&model, &scattered(&model, 2)[0]);
@@ -138,8 +108,7 @@ fn what_is_out_is_missed_until_it_is_put_back_or_zeroed() {
     let axis = Axis::attn(1);
     let units = shard.owned()[&axis].clone();
     let mut taken = shard.take_gradients(axis);
-    assert_eq!(shard.copy_gradients(axis, &units, &mut Vec::new()), Err(ShardError::Taken { axis }));
-    assert_eq!(shard.set_gradients(axis, &units, &taken), Err(ShardError::Taken { axis }));
+    assert_eq!(shard.gradients(axis), []);
     let expected = taken.len();
     taken.pop();
     let error = shard.put_gradients(axis, taken).unwrap_err();
@@ -147,9 +116,7 @@ fn what_is_out_is_missed_until_it_is_put_back_or_zeroed() {
     let error = shard.put_replicated_gradients(Vec::new()).unwrap_err();
     assert!(matches!(error, ShardError::ReplicatedLength { got: 0, .. }));
     shard.zero_gradients();
-    let mut zeros = Vec::new();
-    shard.copy_gradients(axis, &units, &mut zeros).expect("new ones");
-    assert_eq!(zeros, vec![0.0; expected]);
+    assert_eq!(shard.gradients(axis), vec![0.0; expected]);
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -139,6 +139,18 @@ impl State {
     }
 }
 
+/// The units' gradients, ascending; a unit's values in the order of the crate's table.
+pub(crate) fn gradients<T: Real>(model: &ModelSpec, shard: &Shard<T>, axis: Axis, units: &Units) -> Vec<T> {
+    let [input, output] = Shard::<T>::unit_parts(model, axis.family);
+    let owned = &shard.owned()[&axis];
+    let (inputs, outputs) = shard.gradients(axis).split_at(owned.len() as usize * input);
+    let of_unit = |unit| {
+        let position = owned.position(unit).expect("owned") as usize;
+        [&inputs[position * input..][..input], &outputs[position * output..][..output]].concat()
+    };
+    units.iter().flat_map(of_unit).collect()
+}
+
 /// A whole model with weights large enough for every part to matter, and norms that are not 1.
 pub(crate) fn lively<T: Real>(model: &ModelSpec) -> Shard<T> {
     let owned = everything(model);
