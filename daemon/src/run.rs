@@ -13,7 +13,7 @@ use crate::sessions::{Connection, LATE, Peer, Session, SessionId, Sessions};
 use crate::store::{Store, StoreError};
 use crate::tickets::Tickets;
 use prepares::Prepares;
-use reknit_engine::{Event, JobName, JobView, Refusal, State, Time, Timeouts, step};
+use reknit_engine::{Event, Hold, JobName, JobView, Refusal, State, Time, Timeouts, step};
 use reknit_layout::{Epoch, JobSpec, NodeName, WorkerKey};
 use reknit_proto::v1;
 use std::collections::{BTreeMap, VecDeque};
@@ -52,6 +52,7 @@ pub struct Coordinator {
     inputs: Inputs,
     /// When what is in hand came: never backwards.
     now: Time,
+    hold: Hold,
 }
 
 impl Coordinator {
@@ -82,6 +83,7 @@ impl Coordinator {
             watchers,
             inputs,
             now: clock.now(),
+            hold: Hold::default(),
         };
         coordinator.feed(Event::Started { jobs: stored.jobs, incidents: stored.incidents }).await?;
         Ok(coordinator)
@@ -102,7 +104,7 @@ impl Coordinator {
             let deadline = self.state.next_deadline();
             // What has come before the deadline is heard before it passes. A flood of inputs does not put it off: the engine
             // sees the time at which each of them came.
-            let due = deadline.map(|deadline| Instant::now() + self.clock.until(deadline));
+            let due = deadline.map(|deadline| Instant::now() + self.clock.until(self.hold.wake(deadline)));
             let due = due.map(|due| due.max(earliest_tick));
             // Whoever waits for longer than this did not run.
             let pulse = Instant::now() + PULSE;
@@ -117,7 +119,7 @@ impl Coordinator {
                 input = inputs.recv() => match input {
                     Some((came, input)) => {
                         in_time()?;
-                        self.now = self.now.max(came);
+                        self.now = self.hold.time(self.clock.now(), self.now, deadline, came);
                         self.take(input).await?;
                     }
                     None => return Ok(()),
@@ -125,8 +127,11 @@ impl Coordinator {
                 () = sleep_until(due.map_or(pulse, |due| due.min(pulse))) => {
                     in_time()?;
                     if due.is_some_and(|due| due <= Instant::now()) {
-                        self.now = self.now.max(self.clock.now());
-                        self.feed(Event::Tick).await?;
+                        let now = self.clock.now();
+                        self.now = self.hold.time(now, self.now, deadline, now);
+                        if deadline.is_some_and(|deadline| deadline <= self.now) {
+                            self.feed(Event::Tick).await?;
+                        }
                         earliest_tick = Instant::now() + TICK_PAUSE;
                     }
                 }

@@ -6,6 +6,7 @@
 mod cluster;
 pub mod command;
 pub mod event;
+mod hold;
 pub mod incident;
 mod job;
 pub mod record;
@@ -20,6 +21,7 @@ pub use event::{
     Activity, Endpoint, Event, ExitStatus, GpuReport, HealthClass, StepPart, StepVote, WorkerPhase,
     WorkerState,
 };
+pub use hold::Hold;
 pub use incident::{Incident, IncidentKind};
 pub use record::{DrainedBy, JobRecord, Phase};
 pub use refusal::Refusal;

@@ -7,7 +7,7 @@ use crate::net::{MS, Peer};
 use crate::store::{TTL, Write};
 use crate::wish::Wish;
 use crate::world::{What, World};
-use reknit_engine::{Command, Event, State, Time, step};
+use reknit_engine::{Command, Event, Hold, State, Time, step};
 use std::collections::{BTreeMap, VecDeque};
 
 /// The rest of what is known of a write that is not answered.
@@ -33,6 +33,13 @@ pub(crate) enum Interrupt {
     Freeze { after: usize, ms: u64 },
 }
 
+impl Daemon {
+    /// Whoever waits for it to wake was told of the later of two ends.
+    pub(crate) fn freezes(&mut self, until: Time) {
+        self.frozen_until = self.frozen_until.max(until);
+    }
+}
+
 /// One leadership.
 #[derive(Debug)]
 pub(crate) struct Leading {
@@ -47,6 +54,7 @@ pub(crate) struct Leading {
     pub(crate) inbox: VecDeque<(Time, Input)>,
     /// Of what is in hand: never backwards.
     at: Time,
+    hold: Hold,
     pub(crate) hand: VecDeque<Command>,
     writing: Option<u64>,
 }
@@ -119,6 +127,7 @@ impl World {
             latest: BTreeMap::new(),
             inbox: VecDeque::from([(clock, Input::Told(Event::Started { jobs, incidents }))]),
             at: clock,
+            hold: Hold::default(),
             hand: VecDeque::new(),
             writing: None,
         });
@@ -144,18 +153,25 @@ impl World {
         if busy || found.frozen_until > self.now {
             return None;
         }
-        let wait = leading.state.next_deadline()?.0.saturating_sub(self.clock(daemon).0);
+        let wake = leading.hold.wake(leading.state.next_deadline()?);
+        let wait = wake.0.saturating_sub(self.clock(daemon).0);
         Some(Time(self.now.0 + wait))
     }
 
     pub(crate) fn tick(&mut self, daemon: usize) {
         let Some(leading) = &self.daemons[daemon].leading else { return };
-        if leading.state.next_deadline().is_some_and(|at| at > self.clock(daemon)) {
+        if leading.state.next_deadline().is_some_and(|at| leading.hold.wake(at) > self.clock(daemon)) {
             // The clock is coarser than the engine's: one microsecond more.
             self.now = Time(self.now.0 + 1);
         }
-        self.puts(daemon, Input::Told(Event::Tick));
-        self.pump(daemon);
+        let clock = self.clock(daemon);
+        let Some(leading) = &mut self.daemons[daemon].leading else { return };
+        let deadline = leading.state.next_deadline();
+        let time = leading.hold.time(clock, leading.at, deadline, clock);
+        if deadline.is_some_and(|deadline| deadline <= time) {
+            self.puts(daemon, Input::Told(Event::Tick));
+            self.pump(daemon);
+        }
     }
 
     /// Behind what has come before.
@@ -235,6 +251,7 @@ impl World {
                 }
                 return;
             }
+            let clock = self.clock(daemon);
             let found = &mut self.daemons[daemon];
             let Some(leading) = &mut found.leading else { return };
             if leading.writing.is_some() {
@@ -248,7 +265,7 @@ impl World {
                 continue;
             }
             let Some((came, input)) = leading.inbox.pop_front() else { return };
-            leading.at = leading.at.max(came);
+            leading.at = leading.hold.time(clock, leading.at, leading.state.next_deadline(), came);
             let Some(event) = self.understood(daemon, input) else { continue };
             self.feed(daemon, event);
         }
@@ -327,7 +344,7 @@ impl World {
             }
             Some(Interrupt::Freeze { ms, .. }) => {
                 self.statistics.happened("leader frozen amid its orders");
-                found.frozen_until = Time(self.now.0 + ms * MS);
+                found.freezes(Time(self.now.0 + ms * MS));
                 if let Some(leading) = &mut found.leading {
                     leading.hand.push_front(command.clone());
                 }

@@ -122,7 +122,7 @@ impl World {
             }
             Fault::FreezeDaemon { daemon, ms } => {
                 self.daemons[daemon].up.then_some(())?;
-                self.daemons[daemon].frozen_until = Time(now.0 + ms * MS);
+                self.daemons[daemon].freezes(Time(now.0 + ms * MS));
                 let term = self.daemons[daemon].leading.as_ref()?.term;
                 self.at(ms * MS, What::Wakes { daemon, term });
                 Some("leader frozen")

@@ -192,6 +192,7 @@ impl Job {
 
     /// Nobody waits for what gets ready any more. `blamed`, who is no member, is started again.
     fn give_up_ahead(&mut self, ctx: &mut Ctx<'_>, blamed: Option<WorkerKey>) {
+        self.stirred = true;
         match blamed {
             Some(blamed) => {
                 self.ahead = None;

@@ -140,7 +140,8 @@ impl Job {
         for worker in &leaving {
             self.stop_worker(ctx, worker, "its place is gone");
         }
-        self.stage = Stage::Running { resume_step: preparing.resume_step };
+        self.resume_step = preparing.resume_step;
+        self.stage = Stage::Running;
     }
 
     /// The committed layout is the worker's to train with.
@@ -220,11 +221,19 @@ impl Job {
                 ctx.notify(&self.record.name, notice);
             }
         }
-        if let Stage::Running { resume_step } = &self.stage
-            && report.epoch == self.epoch()
-            && report.step > *resume_step
-            && !report.rolled_forward
-        {
+        // The next change may have begun meanwhile.
+        let trained = match &self.stage {
+            Stage::Running | Stage::Closing(_) => report.epoch == self.epoch() && !report.rolled_forward,
+            Stage::Pending
+            | Stage::Starting { .. }
+            | Stage::Planning(_)
+            | Stage::Preparing(_)
+            | Stage::Waiting { .. }
+            | Stage::Draining { .. }
+            | Stage::Ended
+            | Stage::Rebuilding { .. } => false,
+        };
+        if trained && report.step > self.resume_step {
             self.recovered(ctx);
         }
     }

@@ -13,7 +13,7 @@ impl Job {
             Stage::Ended | Stage::Draining { .. } => return,
             Stage::Pending
             | Stage::Starting { .. }
-            | Stage::Running { .. }
+            | Stage::Running
             | Stage::Closing(_)
             | Stage::Planning(_)
             | Stage::Preparing(_)

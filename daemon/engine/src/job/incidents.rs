@@ -260,8 +260,6 @@ impl Job {
         let ready = |open: &Open| open.incident.epoch_after.is_some();
         let (done, open): (Vec<_>, Vec<_>) = self.incidents.open.drain(..).partition(ready);
         self.incidents.open = open;
-        // Changes that waited for this one to end.
-        self.stirred |= !done.is_empty();
         for Open { mut incident, .. } in done {
             incident.recovered = Some(incident.not_before(ctx.now));
             self.end_incident(ctx, incident);

@@ -77,7 +77,7 @@ impl Job {
     /// Whether the present layout, or the one being made, needs the worker.
     fn concerns(&self, key: &WorkerKey) -> bool {
         match &self.stage {
-            Stage::Running { .. } | Stage::Waiting { .. } => self.is_member(key),
+            Stage::Running | Stage::Waiting { .. } => self.is_member(key),
             Stage::Closing(closing) => closing.awaited.contains(key) || self.is_member(key),
             Stage::Planning(planning) => {
                 planning.members.values().any(|member| member == key) || planning.holders.contains(key)
@@ -94,7 +94,7 @@ impl Job {
     /// The present epoch, or the change under way, cannot go on as it is.
     pub(crate) fn disturb(&mut self, ctx: &mut Ctx<'_>, reason: &str) {
         match &self.stage {
-            Stage::Running { .. } => {
+            Stage::Running => {
                 let (members, epoch) = (self.members(), self.epoch());
                 // What is joined in the background ends with it.
                 let ahead = self.ahead.as_ref().filter(|ahead| ahead.engages());
@@ -184,13 +184,13 @@ impl Job {
                 worker.state = Some(state);
                 worker.stopped = true;
             }
-            Stage::Running { .. } | Stage::Starting { .. } if !member => {
+            Stage::Running | Stage::Starting { .. } if !member => {
                 worker.state = Some(state);
                 worker.stopped = true;
             }
             // Repeated, or about an epoch that is over (ONE-EPOCH).
             Stage::Closing(_)
-            | Stage::Running { .. }
+            | Stage::Running
             | Stage::Pending
             | Stage::Starting { .. }
             | Stage::Planning(_)

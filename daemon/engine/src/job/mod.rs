@@ -59,6 +59,8 @@ pub(crate) struct Job {
     pub(crate) workers: Workers,
     /// The members of the record's layout: kept by [`Job::set_layout`].
     members: BTreeMap<WorkerKey, Place>,
+    /// The step that they resumed at: the epoch's own steps come after it.
+    pub(crate) resume_step: Step,
     /// Something happened that a planned change may follow from. Reports of progress alone, by far the most events, change
     /// nothing of that.
     pub(crate) stirred: bool,
@@ -95,9 +97,7 @@ pub(crate) enum Stage {
     Starting {
         deadline: Option<Time>,
     },
-    Running {
-        resume_step: Step,
-    },
+    Running,
     Closing(Closing),
     Planning(Planning),
     Preparing(Preparing),
@@ -181,6 +181,7 @@ impl Job {
             spec: Arc::new(record.spec.clone()),
             ledger: Ledger::new(record.spec.batch.global),
             members: members_of(record.layout.as_deref()),
+            resume_step: Step(0),
             record,
             stage: Stage::Pending,
             ahead: None,
@@ -206,7 +207,7 @@ impl Job {
             let moved = match &self.stage {
                 Stage::Pending => self.assign_places(ctx, taken),
                 Stage::Starting { deadline } => self.try_start(ctx, *deadline),
-                Stage::Running { .. } => self.watch(ctx),
+                Stage::Running => self.watch(ctx),
                 Stage::Closing(_) => self.account(ctx),
                 Stage::Preparing(_) => self.tally(ctx),
                 Stage::Waiting { .. } => self.try_again(ctx),
@@ -228,7 +229,7 @@ impl Job {
     /// Whether a worker may be started. It would only disturb a change under way, or nothing more shall start.
     pub(crate) fn takes_newcomers(&self) -> bool {
         match &self.stage {
-            Stage::Starting { .. } | Stage::Running { .. } | Stage::Waiting { .. } => true,
+            Stage::Starting { .. } | Stage::Running | Stage::Waiting { .. } => true,
             Stage::Pending
             | Stage::Closing(_)
             | Stage::Planning(_)
@@ -246,7 +247,7 @@ impl Job {
     }
 
     pub(crate) fn running(&self) -> bool {
-        matches!(&self.stage, Stage::Running { .. })
+        matches!(&self.stage, Stage::Running)
     }
 
     /// What a member says of the epoch that is trained under.
@@ -257,7 +258,7 @@ impl Job {
     pub(crate) fn next_deadline(&self, cluster: &Cluster, timeouts: &Timeouts) -> Option<Time> {
         let stage = match &self.stage {
             Stage::Starting { deadline } => *deadline,
-            Stage::Running { .. } => {
+            Stage::Running => {
                 let suspicion = self.suspicion(timeouts).map(|(_, at)| at);
                 suspicion.into_iter().chain(self.ahead.as_ref().and_then(Ahead::deadline)).min()
             }

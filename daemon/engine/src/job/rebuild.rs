@@ -158,7 +158,8 @@ impl Job {
                 .epoch_after
                 .get_or_insert(self.record.layout.as_ref().map(|layout| layout.epoch).unwrap_or_default());
         }
-        self.stage = Stage::Running { resume_step: self.committed };
+        self.resume_step = self.committed;
+        self.stage = Stage::Running;
         self.end_strangers(ctx, &members);
         self.expect_newcomers(ctx);
     }

@@ -12,11 +12,11 @@ impl Job {
         self.try_complete(ctx) || self.check_progress(ctx) || self.follow_up(ctx) || self.try_change(ctx)
     }
 
-    /// Whether it trains undisturbed. One change at a time: the next waits for the first step after the one before, so
-    /// that each has its own record.
+    /// Whether it trains, and no change of its layout is under way. The first step after a change need not be over: the next
+    /// one gets ready during it, and a pause ends no step.
     pub(crate) fn may_change(&self) -> bool {
         let finishing = self.workers.completed() > 0;
-        self.running() && !finishing && self.incidents.open.is_empty() && !self.gets_ahead()
+        self.running() && !finishing && !self.gets_ahead()
     }
 
     /// A new layout of the same members: for shares that no longer fit after many changes.

@@ -111,7 +111,7 @@ impl Job {
         }
         let Some(id) = self.checkpoints.of_step(step).cloned() else { return };
         self.checkpoints.unreadable.remove(&id);
-        if self.incidents.open.is_empty() {
+        if self.incidents.current().next().is_none() {
             self.plan_wish(ctx, &format!("restore of the checkpoint of step {}", id.step));
         }
         let step = id.step;

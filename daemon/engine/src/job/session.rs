@@ -45,7 +45,7 @@ impl Job {
             Stage::Waiting { .. } => self.is_member(key),
             Stage::Pending
             | Stage::Starting { .. }
-            | Stage::Running { .. }
+            | Stage::Running
             | Stage::Closing(_)
             | Stage::Planning(_)
             | Stage::Preparing(_)
@@ -156,7 +156,7 @@ impl Job {
     /// What it says of itself against what it was told.
     fn reconcile(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, state: WorkerState) {
         match &self.stage {
-            Stage::Running { .. } if self.is_member(key) => self.reconcile_member(ctx, key, state),
+            Stage::Running if self.is_member(key) => self.reconcile_member(ctx, key, state),
             Stage::Closing(closing) if closing.awaited.contains(key) => {
                 let (epoch, paused) = (closing.epoch, closing.paused);
                 let reason = closing.reason.clone();
@@ -195,7 +195,7 @@ impl Job {
                     }
                 }
             }
-            Stage::Running { .. }
+            Stage::Running
             | Stage::Starting { .. }
             | Stage::Waiting { .. }
             | Stage::Planning(_)
