@@ -20,7 +20,9 @@ impl Hold {
     /// such time; `deadline`: the engine's next. While it is held, time stands still just before it.
     pub fn time(&mut self, now: Time, heard: Time, deadline: Option<Time>, came: Time) -> Time {
         let time = match deadline {
-            Some(deadline) if self.holds(now, heard, deadline) => came.min(Time(deadline.0.saturating_sub(1))),
+            Some(deadline) if self.holds(now, heard, deadline) => {
+                came.min(Time(deadline.0.saturating_sub(1)))
+            }
             Some(_) | None => came,
         };
         time.max(heard)

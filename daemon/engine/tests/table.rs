@@ -60,6 +60,13 @@ fn scenes() -> Vec<(&'static str, World)> {
         assert_eq!(world.view().phase, phase);
         world
     };
+    let first_step = || {
+        let mut world = running(2);
+        world.kill(&gpu(0, 1));
+        world.run_until("the layout without it", |world| world.degrees() == [1, 2]);
+        assert_eq!(world.view().phase, Phase::Running);
+        world
+    };
     let draining = || {
         let mut world = running(2);
         world.tell(Event::DrainGpu { gpu: gpu(0, 0) });
@@ -87,6 +94,7 @@ fn scenes() -> Vec<(&'static str, World)> {
         ("Pending: too few GPUs are known", stand(Phase::Pending)),
         ("Starting: workers are being started", stand(Phase::Starting)),
         ("Running", stand(Phase::Running)),
+        ("Running: the first step without 0.0.1, which was lost", first_step()),
         ("Running: a drain is planned in the background", draining()),
         ("Running: the groups without the drained GPU are joined in the background", joining()),
         ("Quiescing, paused: a drain waits for the step boundary", pausing()),

@@ -66,3 +66,14 @@ fn the_last_copy_is_heard_of_while_a_plan_is_made_without_it() {
     ];
     trains_again(81008, 4, &faults);
 }
+
+/// A daemon that woke up let a deadline pass before it heard an answer that had come by then; of members that waited for
+/// another, one whose operation had run out was taken for who held them up; a hang that was told was never over, since the
+/// job had gone back to a checkpoint meanwhile.
+#[test]
+fn drawn_stories() {
+    for seed in [4_140, 7_454, 201_431] {
+        let outcome = replay(&Script::draw(seed), Sabotage::None, false);
+        assert!(outcome.is_ok(), "seed {seed}: {outcome:?}");
+    }
+}

@@ -3,6 +3,7 @@
 use super::incidents::{Open, Sighting};
 use super::worker::Fate;
 use super::{Closing, Job, Loss, Stage};
+use crate::cluster::Cluster;
 use crate::state::Ctx;
 use crate::{ExitStatus, IncidentKind, Phase, Time, Timeouts, WorkerState};
 use reknit_layout::{Epoch, GpuId, NodeName, WorkerKey};
@@ -279,15 +280,29 @@ impl Job {
                 // It never opened its session, or did not leave when told to.
                 Fate::Alive | Fate::Stopping { .. } => self.fence(ctx, &key),
                 Fate::Fencing { .. } => {
+                    let (kind, why) = if self.is_out_of_reach(ctx.cluster, &key) {
+                        (
+                            IncidentKind::NodeLost,
+                            "its node did not answer, and its end could not be confirmed",
+                        )
+                    } else {
+                        (IncidentKind::WorkerExited, "its end could not be confirmed")
+                    };
                     let sighting = Sighting {
-                        kind: IncidentKind::WorkerExited,
-                        signal: "its end could not be confirmed; it can no longer take part".to_owned(),
+                        kind,
+                        signal: format!("{why}; it can no longer take part"),
                         reporter: "reknitd".to_owned(),
                     };
                     self.gone(ctx, &key, sighting);
                 }
             }
         }
+    }
+
+    /// Neither it nor its agent is heard.
+    pub(crate) fn is_out_of_reach(&self, cluster: &Cluster, key: &WorkerKey) -> bool {
+        let worker = self.workers.get(key);
+        worker.is_some_and(|worker| !worker.session && !cluster.connected(&worker.node))
     }
 
     /// The member without progress for longest, and when that becomes suspicious. Members without a session

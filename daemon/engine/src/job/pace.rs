@@ -184,9 +184,11 @@ impl Job {
         let limits =
             Limits { stall: ctx.timeouts.stall(), hang: limit, silence: ctx.timeouts.silence_of_a_member() };
         let since = |time: Time| Duration::from_micros(ctx.now.0.saturating_sub(time.0));
+        // Of reports that come together one is the first, and one may be late: a wait told before still lasts.
+        let lately = limits.stall.max(limits.silence);
         let members = self.members.keys().filter_map(|key| {
             let worker = self.workers.get(key)?;
-            let said = since(worker.heard) < limits.silence;
+            let said = since(worker.heard) < lately;
             let waited = if said { worker.activity.waiting() } else { Duration::ZERO };
             let still = (worker.session && worker.alive()).then(|| since(worker.last_progress));
             Some((key, Member { waiting_for: &worker.activity.waiting_for, waited, still }))

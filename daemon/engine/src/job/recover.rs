@@ -201,10 +201,10 @@ impl Job {
                 self.persist(ctx);
                 continue;
             }
-            let (kind, why) = if ctx.cluster.connected(&worker.node) || worker.session {
-                (IncidentKind::Frozen, "did not stop")
-            } else {
+            let (kind, why) = if self.is_out_of_reach(ctx.cluster, key) {
                 (IncidentKind::NodeLost, "its node did not answer")
+            } else {
+                (IncidentKind::Frozen, "did not stop")
             };
             let sighting = Sighting {
                 kind,

@@ -6,7 +6,6 @@
 //! counts: those steps were given up.
 
 use super::ledger::Ledger;
-use super::pace::Pace;
 use super::{Job, Preparing, Stage};
 use crate::state::Ctx;
 use crate::{Notice, Refusal, Time};
@@ -196,6 +195,5 @@ impl Job {
         self.vote = None;
         self.checkpoints.wish = None;
         self.ledger = Ledger::new(self.spec.batch.global);
-        self.pace = Pace::default();
     }
 }
