@@ -26,6 +26,7 @@ use crate::parcels::{Parcel, pack, unpack};
 use crate::sync::SyncPlan;
 use reknit_model::{Bucket, GradientSink, Real, Shard, ShardError};
 use reknit_plane::{Element, Op, Reduce};
+use std::ops::Range;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ExchangeError {
@@ -83,9 +84,8 @@ struct Flight<T> {
     work: Option<Running>,
     /// The gradients taken out of the shard so far, by bucket.
     own: Vec<Vec<T>>,
-    /// What this rank gives to others, what they gave to it, and its column.
-    given: Vec<T>,
-    handed: Vec<T>,
+    /// What this rank gives to others and what they give to it, and its column.
+    passing: Vec<T>,
     column: Vec<T>,
     /// Of the gradients that came back.
     squares: f64,
@@ -108,8 +108,7 @@ impl<T> Flight<T> {
             stage: Stage::Loading,
             work: None,
             own: Vec::new(),
-            given: Vec::new(),
-            handed: Vec::new(),
+            passing: Vec::new(),
             column: Vec::new(),
             squares: 0.0,
         }
@@ -212,7 +211,7 @@ impl<T: Real + Element> Exchange<T> {
             }
             Stage::HandedOver => {
                 if let (Some(handover), Some(work)) = (&groups.handover, work) {
-                    flight.handed = numbers(handover.wait(work)?)?;
+                    flight.passing = numbers(handover.wait(work)?)?;
                 }
                 flight.stage = Stage::Summed;
                 if let Some(hosts) = groups.column.as_mut().filter(|_| parcel.column > 0) {
@@ -231,8 +230,8 @@ impl<T: Real + Element> Exchange<T> {
             }
             Stage::Returned => {
                 if let (Some(giveback), Some(work)) = (&groups.giveback, work) {
-                    flight.given = numbers(giveback.wait(work)?)?;
-                    unpack(&parcel.give, &flight.given, &mut flight.own);
+                    flight.passing = numbers(giveback.wait(work)?)?;
+                    unpack(&parcel.give, &flight.passing, &mut flight.own);
                 }
                 flight.stage = Stage::Landed;
                 flight.land(parcel, shard, self.norm)?;
@@ -246,11 +245,15 @@ impl<T: Real + Element> Exchange<T> {
 
 impl<T: Real + Element> Flight<T> {
     fn hand_over(&mut self, parcel: &Parcel, group: &mut Communicator) {
-        let mut buffer = std::mem::take(&mut self.given);
-        buffer.resize(parcel.give_counts.iter().sum(), T::ZERO);
-        pack(&parcel.give, &self.own, &mut buffer);
-        let (send, receive) = (parcel.give_counts.clone(), parcel.take_counts.clone());
-        self.work = Some(group.submit(Op::AllToAllV { buffer: T::wrap(buffer), send, receive }));
+        self.passing.resize(parcel.passing(), T::ZERO);
+        pack(&parcel.give, &self.own, &mut self.passing);
+        self.pass(&parcel.given, &parcel.handed, group);
+    }
+
+    fn pass(&mut self, send: &[Range<usize>], receive: &[Range<usize>], group: &mut Communicator) {
+        let buffer = T::wrap(std::mem::take(&mut self.passing));
+        let (send, receive) = (send.to_vec(), receive.to_vec());
+        self.work = Some(group.submit(Op::AllToAllV { buffer, send, receive }));
     }
 
     fn sum(&mut self, parcel: &Parcel, hosts: &mut Communicator) {
@@ -258,7 +261,7 @@ impl<T: Real + Element> Flight<T> {
         if !parcel.whole {
             buffer.resize(parcel.column, T::ZERO);
             pack(&parcel.keep, &self.own, &mut buffer);
-            pack(&parcel.take, std::slice::from_ref(&self.handed), &mut buffer);
+            pack(&parcel.take, std::slice::from_ref(&self.passing), &mut buffer);
         }
         let reduce = Reduce::Sum;
         self.work = Some(hosts.submit(Op::AllReduce { reduce, buffer: T::wrap(buffer) }));
@@ -270,14 +273,13 @@ impl<T: Real + Element> Flight<T> {
             self.own[0] = std::mem::take(&mut self.column);
         } else {
             unpack(&parcel.keep, &self.column, &mut self.own);
-            unpack(&parcel.take, &self.column, std::slice::from_mut(&mut self.handed));
+            unpack(&parcel.take, &self.column, std::slice::from_mut(&mut self.passing));
         }
     }
 
+    /// The hand-over, the other way round.
     fn give_back(&mut self, parcel: &Parcel, group: &mut Communicator) {
-        let buffer = T::wrap(std::mem::take(&mut self.handed));
-        let (send, receive) = (parcel.take_counts.clone(), parcel.give_counts.clone());
-        self.work = Some(group.submit(Op::AllToAllV { buffer, send, receive }));
+        self.pass(&parcel.handed, &parcel.given, group);
     }
 
     fn land(&mut self, parcel: &Parcel, shard: &mut Shard<T>, norm: bool) -> Result<(), ShardError> {

@@ -104,11 +104,20 @@ impl Communicator {
 
 /// The numbers that an operation on numbers of this type gave back.
 pub fn numbers<T: Element>(buffer: Buffer) -> Result<Vec<T>, CommError> {
-    T::unwrap(buffer).ok_or_else(|| {
-        let detail = "the operation gave back another type".to_owned();
-        let error = PlaneError::Io { group: "?".to_owned(), detail };
-        CommError { error, peer: None }
-    })
+    T::unwrap(buffer).ok_or_else(another_type)
+}
+
+/// The bytes that an operation on bytes gave back.
+pub fn bytes(buffer: Buffer) -> Result<Vec<u8>, CommError> {
+    match buffer {
+        Buffer::Bytes(bytes) => Ok(bytes),
+        Buffer::F32(_) | Buffer::F64(_) => Err(another_type()),
+    }
+}
+
+fn another_type() -> CommError {
+    let detail = "the operation gave back another type".to_owned();
+    CommError { error: PlaneError::Io { group: "?".to_owned(), detail }, peer: None }
 }
 
 /// The tensor-parallel group as the model uses it.
@@ -388,13 +397,10 @@ impl<T: Real + Element> Team<T> {
         const NOBODY: f64 = -1.0;
         let first = f64::from(u8::from(self.tensor.rank() == 0));
         let groups = self.sum(vec![first])?.first().map_or(0, |groups| *groups as usize);
-        let counts = vec![1; self.tensor.size()];
-        let mut values =
-            self.tensor.run_on(vec![f64::from(value)], |buffer| Op::AllGatherV { buffer, counts })?;
+        let mut values = collect(&mut self.tensor, &[f64::from(value)])?;
         values.resize(largest, NOBODY);
         if let Some(speakers) = &mut self.speakers {
-            let counts = vec![largest; speakers.size()];
-            values = speakers.run_on(values, |buffer| Op::AllGatherV { buffer, counts })?;
+            values = collect(speakers, &values)?;
         }
         values.resize(largest * groups, NOBODY);
         let values = self.pass_on(values)?;
@@ -417,4 +423,11 @@ impl<T: Real + Element> Team<T> {
             speakers.retire();
         }
     }
+}
+
+/// Everybody's values, as many from each, in rank order.
+fn collect(comm: &mut Communicator, values: &[f64]) -> Result<Vec<f64>, CommError> {
+    let counts = vec![values.len(); comm.size()];
+    let all = values.repeat(comm.size());
+    comm.run_on(all, |buffer| Op::AllGatherV { buffer, counts })
 }

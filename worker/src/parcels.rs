@@ -6,6 +6,7 @@ use reknit_layout::job::ModelSpec;
 use reknit_layout::{Axis, Units};
 use reknit_model::{Bucket, Real, Shard};
 use std::collections::HashMap;
+use std::ops::Range;
 
 /// Buckets are put together until they have so many bytes a column. An operation of the host plane costs about what
 /// this many bytes cost on the way, so larger parcels gain little; and smaller ones leave earlier, above all the last,
@@ -19,15 +20,16 @@ pub struct Parcel {
     pub buckets: Vec<Bucket>,
     /// Somebody in the group hands something of it over, so that all of the group takes part.
     pub crossing: bool,
-    /// Between this rank's gradients, a buffer for each bucket, and what it hands over to other hosts.
+    /// Between this rank's gradients, a buffer for each bucket, and what passes between it and other hosts: first what it
+    /// hands over to them, then what they hand to it.
     pub give: Vec<Run>,
     /// Between this rank's gradients and the column that it hosts.
     pub keep: Vec<Run>,
-    /// Between what others hand over to this rank, which is one buffer, and its column.
+    /// Between what passes, which is one buffer, and the column.
     pub take: Vec<Run>,
-    /// By rank of the group: the values it is handed by this one, and those it hands to this one.
-    pub give_counts: Vec<usize>,
-    pub take_counts: Vec<usize>,
+    /// Of what passes, by rank of the group: what it is handed by this one, and what it hands to this one.
+    pub given: Vec<Range<usize>>,
+    pub handed: Vec<Range<usize>>,
     /// Values of the column; 0 when this rank hosts none.
     pub column: usize,
     /// The column is one bucket just as it lies in this rank's gradients: it is moved instead of copied.
@@ -77,25 +79,32 @@ impl Parcel {
     fn new<T: Real>(model: &ModelSpec, sync: &SyncPlan, buckets: Vec<Bucket>) -> Result<Self, Unbrought> {
         let stops = |pieces: &[Pieces]| stops::<T>(model, &buckets, pieces);
         let own = |stop: &Stop| own_place::<T>(model, sync, stop);
-        let by_rank = |stops: &[Stop]| {
+        let by_rank = |stops: &[Stop], mut start: usize| -> Vec<Range<usize>> {
             let mut counts = vec![0; sync.give.len()];
             stops.iter().for_each(|stop| counts[stop.list] += stop.len);
-            counts
+            let range = |count| {
+                start += count;
+                start - count..start
+            };
+            counts.into_iter().map(range).collect()
         };
 
         let mut give = Vec::new();
         let outgoing = stops(&sync.give);
+        let given = by_rank(&outgoing, 0);
         for stop in &outgoing {
             join(&mut give, stop.run(stop.bucket, own(stop).ok_or(stop.unbrought())?));
         }
         let incoming = stops(&sync.take);
-        let handed: HashMap<_, _> = incoming.iter().map(|stop| (stop.what(), stop.packed)).collect();
+        let behind = given.last().map_or(0, |last| last.end);
+        let brought: HashMap<_, _> =
+            incoming.iter().map(|stop| (stop.what(), behind + stop.packed)).collect();
 
         let (mut keep, mut take) = (Vec::new(), Vec::new());
         let mut column = 0;
         if let Some(hosted) = sync.column.as_ref().filter(|_| sync.is_needed()) {
             for stop in stops(std::slice::from_ref(&hosted.pieces)) {
-                match (own(&stop), handed.get(&stop.what())) {
+                match (own(&stop), brought.get(&stop.what())) {
                     (Some(at), _) => join(&mut keep, stop.run(stop.bucket, at)),
                     (None, Some(&at)) => join(&mut take, stop.run(0, at)),
                     (None, None) => return Err(stop.unbrought()),
@@ -111,12 +120,17 @@ impl Parcel {
         }
         let moved = [Run { buffer: 0, at: 0, packed: 0, len: own_len::<T>(model, sync, &buckets) }];
         let whole = buckets.len() == 1 && take.is_empty() && keep == moved;
-        let (give_counts, take_counts) = (by_rank(&outgoing), by_rank(&incoming));
+        let handed = by_rank(&incoming, behind);
         let crossing = buckets.iter().any(|bucket| match bucket {
             Bucket::Axis(axis) => sync.crossing.contains(axis),
             Bucket::Replicated => false,
         });
-        Ok(Self { buckets, crossing, give, keep, take, give_counts, take_counts, column, whole })
+        Ok(Self { buckets, crossing, give, keep, take, given, handed, column, whole })
+    }
+
+    /// How many values pass between this rank and others.
+    pub fn passing(&self) -> usize {
+        self.handed.last().map_or(0, |last| last.end)
     }
 }
 

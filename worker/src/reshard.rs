@@ -7,12 +7,13 @@
 //! What comes lies behind what is held, which nothing touches (ONLY-COPY). Each piece of a block carries its epoch, the
 //! transfer it answers, its place in it and a checksum.
 
-use crate::groups::{CommError, Communicator, Running};
+use crate::groups::{CommError, Communicator, Running, bytes};
 use reknit_layout::job::ModelSpec;
 use reknit_layout::{Epoch, Transfer, WorkerKey};
 use reknit_model::{ArrivalError, Real, Shard, ShardError};
 use reknit_plane::{Buffer, Op, Reduce};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ReshardError {
@@ -79,19 +80,25 @@ impl Exchange<'_> {
         let mut came = 0;
         let mut ahead: VecDeque<(usize, Running)> = VecDeque::with_capacity(AHEAD);
         for round in 0..rounds + AHEAD {
+            // A round works in the memory of one that is over.
+            let mut buffer = Vec::new();
             if round >= AHEAD
                 && let Some((round, running)) = ahead.pop_front()
             {
-                let buffer = comm.wait(running)?;
-                came += self.take_in(round, &incoming, buffer.as_bytes(), shard)?;
+                buffer = bytes(comm.wait(running)?)?;
+                let [_, receive] = places(round, &outgoing, &incoming);
+                for (rounds, place) in incoming.iter().zip(receive) {
+                    came += place.len() as u64;
+                    self.take_in(pieces(rounds, round), &buffer[place], shard)?;
+                }
             }
             if round < rounds {
-                let buffer = self.give_out(round, &outgoing, shard)?;
-                let op = Op::AllToAllV {
-                    buffer: Buffer::Bytes(buffer),
-                    send: lengths(round, &outgoing),
-                    receive: lengths(round, &incoming),
-                };
+                let [send, receive] = places(round, &outgoing, &incoming);
+                buffer.resize(receive.last().map_or(0, |last| last.end), 0);
+                for (rounds, place) in outgoing.iter().zip(&send) {
+                    self.give_out(pieces(rounds, round), &mut buffer[place.clone()], shard)?;
+                }
+                let op = Op::AllToAllV { buffer: Buffer::Bytes(buffer), send, receive };
                 ahead.push_back((round, comm.submit(op)));
             }
         }
@@ -123,15 +130,15 @@ impl Exchange<'_> {
         rounds
     }
 
+    /// Writes these pieces, which are for one peer.
     fn give_out<T: Real>(
         &self,
-        round: usize,
-        outgoing: &[Vec<Vec<Piece<'_>>>],
+        pieces: &[Piece<'_>],
+        out: &mut [u8],
         shard: &Shard<T>,
-    ) -> Result<Vec<u8>, ReshardError> {
-        let mut out = vec![0; lengths(round, outgoing).iter().sum()];
-        let mut rest = out.as_mut_slice();
-        for piece in outgoing.iter().filter_map(|rounds| rounds.get(round)).flatten() {
+    ) -> Result<(), ReshardError> {
+        let mut rest = out;
+        for piece in pieces {
             let transfer = piece.transfer;
             let (header, after) = std::mem::take(&mut rest).split_at_mut(HEADER);
             let (payload, after) = after.split_at_mut(piece.len);
@@ -141,21 +148,20 @@ impl Exchange<'_> {
             header.copy_from_slice(&self.header(piece, payload));
             rest = after;
         }
-        Ok(out)
+        Ok(())
     }
 
+    /// Checks and places these pieces, which one peer has sent.
     fn take_in<T: Real>(
         &self,
-        round: usize,
-        incoming: &[Vec<Vec<Piece<'_>>>],
+        pieces: &[Piece<'_>],
         bytes: &[u8],
         shard: &mut Shard<T>,
-    ) -> Result<u64, ReshardError> {
+    ) -> Result<(), ReshardError> {
         let mut rest = bytes;
-        for piece in incoming.iter().filter_map(|rounds| rounds.get(round)).flatten() {
+        for piece in pieces {
             let transfer = piece.transfer;
-            let block = rest.split_off(..HEADER + piece.len);
-            let block = block.ok_or_else(|| damaged(transfer, "it is too short"))?;
+            let (block, after) = rest.split_at(HEADER + piece.len);
             let (header, payload) = block.split_at(HEADER);
             let expected = self.header(piece, payload);
             if header[..HEADER - 4] != expected[..HEADER - 4] {
@@ -165,8 +171,9 @@ impl Exchange<'_> {
                 return Err(damaged(transfer, "its checksum is wrong"));
             }
             shard.receive(transfer.axis, &transfer.units, piece.at, payload)?;
+            rest = after;
         }
-        Ok(bytes.len() as u64)
+        Ok(())
     }
 
     fn header(&self, piece: &Piece<'_>, payload: &[u8]) -> [u8; HEADER] {
@@ -180,12 +187,26 @@ impl Exchange<'_> {
     }
 }
 
-/// How many bytes of the round there are for each peer.
-fn lengths(round: usize, pairs: &[Vec<Vec<Piece<'_>>>]) -> Vec<usize> {
-    let of_pair = |rounds: &Vec<Vec<Piece<'_>>>| {
-        rounds.get(round).into_iter().flatten().map(|piece| HEADER + piece.len).sum()
-    };
-    pairs.iter().map(of_pair).collect()
+/// The round's pieces of what one worker sends another.
+fn pieces<'a, 'b>(rounds: &'b [Vec<Piece<'a>>], round: usize) -> &'b [Piece<'a>] {
+    rounds.get(round).map_or(&[], Vec::as_slice)
+}
+
+/// Where in the round's buffer lies what each peer is sent, and behind it what each sends.
+fn places(
+    round: usize,
+    outgoing: &[Vec<Vec<Piece<'_>>>],
+    incoming: &[Vec<Vec<Piece<'_>>>],
+) -> [Vec<Range<usize>>; 2] {
+    let mut end = 0;
+    [outgoing, incoming].map(|pairs| {
+        let place = |rounds: &Vec<Vec<Piece<'_>>>| {
+            let start = end;
+            end += pieces(rounds, round).iter().map(|piece| HEADER + piece.len).sum::<usize>();
+            start..end
+        };
+        pairs.iter().map(place).collect()
+    })
 }
 
 fn payload_len<T: Real>(model: &ModelSpec, transfer: &Transfer) -> usize {

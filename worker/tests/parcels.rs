@@ -10,6 +10,7 @@ use reknit_model::{Bucket, Shard};
 use reknit_worker::parcels::{PARCEL_BYTES, Parcel, pack, unpack};
 use reknit_worker::sync::SyncPlan;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 fn job(data: u32, tensor: u32, model: &str) -> JobSpec {
     let toml = format!(
@@ -112,17 +113,24 @@ struct Rank {
     sync: SyncPlan,
     parcels: Vec<Parcel>,
     own: Vec<Vec<f64>>,
-    handed: Vec<f64>,
+    passing: Vec<f64>,
     column: Vec<f64>,
 }
 
-/// What each rank of a group gets when each gives these, cut by `counts`.
-fn all_to_all(given: &[(Vec<f64>, Vec<usize>)]) -> Vec<Vec<f64>> {
-    let part = |(values, counts): &(Vec<f64>, Vec<usize>), to: usize| {
-        let start: usize = counts[..to].iter().sum();
-        values[start..start + counts[to]].to_vec()
-    };
-    (0..given.len()).map(|to| given.iter().flat_map(|from| part(from, to)).collect()).collect()
+type Places = fn(&Parcel) -> &Vec<Range<usize>>;
+
+/// Within a group: what each rank has in its `send` comes to the others' `receive`.
+fn all_to_all(group: &mut [Rank], number: usize, send: Places, receive: Places) {
+    let mut messages = Vec::new();
+    for (from, rank) in group.iter().enumerate() {
+        for (to, range) in send(&rank.parcels[number]).iter().enumerate() {
+            messages.push((from, to, rank.passing[range.clone()].to_vec()));
+        }
+    }
+    for (from, to, message) in messages {
+        let Rank { parcels, passing, .. } = &mut group[to];
+        passing[receive(&parcels[number])[from].clone()].copy_from_slice(&message);
+    }
 }
 
 /// Returns how many parcels a step has, and whether anything was handed over.
@@ -135,7 +143,7 @@ fn check(job: &JobSpec, layout: &Layout, target: usize) -> (usize, bool) {
             let rank = |place: Place| {
                 let sync = SyncPlan::new(layout, place).unwrap();
                 let parcels = Parcel::all::<f64>(&job.model, &sync, target).unwrap();
-                Rank { place, sync, parcels, own: Vec::new(), handed: Vec::new(), column: Vec::new() }
+                Rank { place, sync, parcels, own: Vec::new(), passing: Vec::new(), column: Vec::new() }
             };
             places.map(rank).collect()
         })
@@ -148,9 +156,8 @@ fn check(job: &JobSpec, layout: &Layout, target: usize) -> (usize, bool) {
     let mut travelled = false;
     for number in 0..order.len() {
         for group in &mut groups {
-            let mut given = Vec::new();
             for rank in group.iter_mut() {
-                let Rank { place, sync, parcels, own, .. } = rank;
+                let Rank { place, sync, parcels, own, passing, .. } = rank;
                 let parcel = &parcels[number];
                 let replica = place.replica.0 as usize;
                 let made = parcel.buckets.iter().map(|bucket| {
@@ -159,19 +166,17 @@ fn check(job: &JobSpec, layout: &Layout, target: usize) -> (usize, bool) {
                     })
                 });
                 *own = made.collect();
-                let mut values = vec![f64::NAN; parcel.give_counts.iter().sum()];
-                pack(&parcel.give, own, &mut values);
-                travelled |= !values.is_empty();
-                given.push((values, parcel.give_counts.clone()));
+                *passing = vec![f64::NAN; parcel.passing()];
+                pack(&parcel.give, own, passing);
+                assert!(passing.is_empty() || parcel.crossing);
+                travelled |= !passing.is_empty();
             }
-            for (rank, handed) in group.iter_mut().zip(all_to_all(&given)) {
+            all_to_all(group, number, |parcel| &parcel.given, |parcel| &parcel.handed);
+            for rank in group.iter_mut() {
                 let parcel = &rank.parcels[number];
-                assert_eq!(handed.len(), parcel.take_counts.iter().sum::<usize>());
-                assert!(handed.is_empty() || parcel.crossing);
-                rank.handed = handed;
                 rank.column = vec![f64::NAN; parcel.column];
                 pack(&parcel.keep, &rank.own, &mut rank.column);
-                pack(&parcel.take, std::slice::from_ref(&rank.handed), &mut rank.column);
+                pack(&parcel.take, std::slice::from_ref(&rank.passing), &mut rank.column);
                 assert!(!parcel.whole || rank.column == rank.own[0], "it could not be moved as it lies");
             }
         }
@@ -183,18 +188,19 @@ fn check(job: &JobSpec, layout: &Layout, target: usize) -> (usize, bool) {
             sum.iter_mut().zip(&rank.column).for_each(|(sum, value)| *sum += value);
         }
         for group in &mut groups {
-            let mut returned = Vec::new();
             for rank in group.iter_mut() {
                 let parcel = &rank.parcels[number];
                 if let Some(column) = &rank.sync.column {
                     unpack(&parcel.keep, &sums[&column.index], &mut rank.own);
-                    unpack(&parcel.take, &sums[&column.index], std::slice::from_mut(&mut rank.handed));
+                    unpack(&parcel.take, &sums[&column.index], std::slice::from_mut(&mut rank.passing));
                 }
-                returned.push((rank.handed.clone(), parcel.take_counts.clone()));
+                // What was given comes back, and is not what lies there still.
+                rank.passing[..parcel.handed.first().map_or(0, |first| first.start)].fill(f64::NAN);
             }
-            for (at, (rank, given)) in group.iter_mut().zip(all_to_all(&returned)).enumerate() {
-                let Rank { sync, parcels, own, place, .. } = rank;
-                unpack(&parcels[number].give, &given, own);
+            all_to_all(group, number, |parcel| &parcel.handed, |parcel| &parcel.given);
+            for (at, rank) in group.iter_mut().enumerate() {
+                let Rank { sync, parcels, own, place, passing, .. } = rank;
+                unpack(&parcels[number].give, passing, own);
                 for (bucket, values) in order[number].iter().zip(own) {
                     if *bucket == Bucket::Replicated && at != sync.replicated_root {
                         continue;

@@ -58,15 +58,6 @@ impl Kind {
             Kind::Bytes => 1,
         }
     }
-
-    /// A buffer of `len` zeros.
-    pub fn zeros(self, len: usize) -> Buffer {
-        match self {
-            Kind::F32 => Buffer::F32(vec![0.0; len]),
-            Kind::F64 => Buffer::F64(vec![0.0; len]),
-            Kind::Bytes => Buffer::Bytes(vec![0; len]),
-        }
-    }
 }
 
 impl Buffer {

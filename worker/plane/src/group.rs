@@ -2,6 +2,7 @@
 
 use crate::{AbortReason, Buffer, PlaneError};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,7 +49,8 @@ pub enum Reduce {
     Max,
 }
 
-/// An operation of a whole group. Counts are in elements of the buffer's type.
+/// An operation of a whole group. It works in the buffer that is given with it, which comes back with its end. Counts and
+/// ranges are in elements of the buffer's type.
 #[derive(Debug)]
 pub enum Op {
     /// Every rank ends with the reduction of all buffers, which have one length.
@@ -56,22 +58,25 @@ pub enum Op {
         reduce: Reduce,
         buffer: Buffer,
     },
-    /// Rank `r` ends with the sum of everybody's `r`-th part; parts are `counts[r]` long.
+    /// The buffer is a part for each rank, in rank order, `counts[r]` long. Rank `r`'s part becomes the sum of everybody's
+    /// `r`-th part on rank `r`; what its other parts hold then is not told.
     ReduceScatterV {
         buffer: Buffer,
         counts: Vec<usize>,
     },
-    /// Every rank gives `counts[rank]` elements and ends with all parts in rank order.
+    /// The buffer is a part for each rank, in rank order, `counts[r]` long. Every rank gives its own part, in its place, and
+    /// ends with all of them.
     AllGatherV {
         buffer: Buffer,
         counts: Vec<usize>,
     },
-    /// Rank `r` gets the `r`-th part of this rank's buffer (`send[r]` long); this rank ends with what the others
-    /// sent it, in rank order (`receive[r]` long).
+    /// Rank `r` is sent `send[r]` of this rank's buffer, and what rank `r` sends comes to `receive[r]`. The rest of the
+    /// buffer stays as it is. A range in `receive` overlaps no other, neither there nor in `send`; only what a rank sends
+    /// itself may stay in place.
     AllToAllV {
         buffer: Buffer,
-        send: Vec<usize>,
-        receive: Vec<usize>,
+        send: Vec<Range<usize>>,
+        receive: Vec<Range<usize>>,
     },
     /// Every rank ends with the root's buffer; the others give one of the same length.
     Broadcast {
@@ -92,8 +97,8 @@ pub enum Op {
 
 /// An operation on its way. It owns its buffer until it is waited for.
 pub trait Work: Send {
-    /// Waits for the end. The buffer comes back only if the operation finished on this rank, the group was not
-    /// aborted, and the deadline given at submission was kept. `Send` and `Barrier` give back an empty buffer.
+    /// Waits for the end. The buffer comes back, as the operation left it, only if that finished on this rank, the group was
+    /// not aborted, and the deadline given at submission was kept. A `Barrier` gives back an empty one.
     fn wait(self: Box<Self>) -> Result<Buffer, PlaneError>;
     /// [`Work::wait`] would return at once. Never blocks.
     fn is_done(&self) -> bool;

@@ -143,8 +143,9 @@ impl Group for FaultGroup {
             }
             Some(How::Damage) => {
                 let mut op = op;
-                if let Op::AllToAllV { buffer, .. } = &mut op {
-                    *buffer.as_bytes_mut().last_mut().expect("it sends something") ^= 1;
+                if let Op::AllToAllV { buffer: Buffer::Bytes(bytes), send, .. } = &mut op {
+                    let sent = send.iter().rfind(|range| !range.is_empty()).expect("it sends something");
+                    bytes[sent.end - 1] ^= 1;
                 }
                 self.group.submit(op, deadline)
             }

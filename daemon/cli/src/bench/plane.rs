@@ -21,7 +21,7 @@ pub(crate) struct PlaneArgs {
     /// Numbers of ranks.
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [2, 4], value_parser = clap::value_parser!(u32).range(2..=64))]
     ranks: Vec<u32>,
-    /// Of each rank's buffer, such as `4KiB`, `1MiB` or a number of bytes; multiples of 4.
+    /// Of each rank's data, such as `4KiB`, `1MiB` or a number of bytes; multiples of 4.
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', default_value = "4KiB,1MiB,64MiB", value_parser = size)]
     sizes: Vec<usize>,
     #[arg(long, value_name = "KIND,...", value_delimiter = ',', default_value = "shm,unix,tcp")]

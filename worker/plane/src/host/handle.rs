@@ -76,7 +76,6 @@ impl HostGroup {
         Ok(Task {
             pending: Shared::count(&shared),
             sequence: self.next_sequence(program.channel),
-            output: program.kind.zeros(program.output),
             program,
             data,
             deadline: Instant::now() + limit,

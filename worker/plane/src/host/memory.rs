@@ -10,7 +10,6 @@ const BLOCK: usize = 1024;
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) data: Buffer,
-    pub(super) output: Buffer,
     /// In words, so that it is aligned for every element.
     pub(super) scratch: Vec<u64>,
 }
@@ -19,7 +18,6 @@ impl Memory {
     pub(super) fn bytes(&self, span: Span) -> &[u8] {
         let space = match span.space {
             Space::Data => self.data.as_bytes(),
-            Space::Output => self.output.as_bytes(),
             Space::Scratch => bytemuck::cast_slice(&self.scratch),
         };
         &space[span.start..span.start + span.len]
@@ -28,7 +26,6 @@ impl Memory {
     pub(super) fn bytes_mut(&mut self, span: Span) -> &mut [u8] {
         let space = match span.space {
             Space::Data => self.data.as_bytes_mut(),
-            Space::Output => self.output.as_bytes_mut(),
             Space::Scratch => bytemuck::cast_slice_mut(&mut self.scratch),
         };
         &mut space[span.start..span.start + span.len]
@@ -36,7 +33,9 @@ impl Memory {
 
     pub(super) fn run(&mut self, step: &Step, kind: Kind) {
         match step {
-            Step::Copy { from, to } => self.copy(*from, *to),
+            Step::Copy { from, to } => {
+                self.data.as_bytes_mut().copy_within(from.start..from.start + from.len, to.start);
+            }
             Step::Reduce { reduce, inputs, into } => match kind {
                 Kind::F32 => self.reduce::<f32>(*reduce, inputs, *into),
                 Kind::F64 => self.reduce::<f64>(*reduce, inputs, *into),
@@ -44,12 +43,6 @@ impl Memory {
                 Kind::Bytes => {}
             },
         }
-    }
-
-    /// Only ever from the data to the output.
-    fn copy(&mut self, from: Span, to: Span) {
-        let source = &self.data.as_bytes()[from.start..from.start + from.len];
-        self.output.as_bytes_mut()[to.start..to.start + to.len].copy_from_slice(source);
     }
 
     fn reduce<T: Element>(&mut self, reduce: Reduce, inputs: &[Span], into: Span) {

@@ -5,8 +5,12 @@
 //! fewer steps, and no order of the ranks is forced upon the sum. Reductions take the ranks' values in rank
 //! order, whoever computes them, so all ranks and all repeats get the same bits.
 
+mod check;
+
 use crate::buffer::Kind;
 use crate::{Op, Reduce};
+use check::{check_counts, check_places, in_group, numeric};
+use std::ops::Range;
 
 /// All-reduces up to this many bytes run in one round: everybody sends everything to everybody.
 pub(super) const TINY: usize = 16 << 10;
@@ -20,8 +24,6 @@ pub(super) const PART: usize = 128 << 10;
 pub(super) enum Space {
     /// The buffer given with the operation.
     Data,
-    /// A fresh buffer, given back instead.
-    Output,
     Scratch,
 }
 
@@ -31,6 +33,14 @@ pub(super) struct Span {
     pub(super) space: Space,
     pub(super) start: usize,
     pub(super) len: usize,
+}
+
+impl Span {
+    /// At most `most` bytes of it from `start` on; nothing when it ends before.
+    fn piece(self, start: usize, most: usize) -> Span {
+        let start = start.min(self.len);
+        Span { start: self.start + start, len: most.min(self.len - start), ..self }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,16 +60,10 @@ impl Transfer {
 /// Local work after a round's transfers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Step {
-    Copy {
-        from: Span,
-        to: Span,
-    },
+    /// Inside the data.
+    Copy { from: Span, to: Span },
     /// `into` becomes the reduction of `inputs`, taken in this order. `into` may be one of them.
-    Reduce {
-        reduce: Reduce,
-        inputs: Vec<Span>,
-        into: Span,
-    },
+    Reduce { reduce: Reduce, inputs: Vec<Span>, into: Span },
 }
 
 /// Transfers that run at the same time, then local work. Those with one peer go in order.
@@ -84,14 +88,6 @@ impl Round {
         self.then.extend(other.then);
         self
     }
-}
-
-/// Which of an operation's buffers its submitter gets back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
-    Data,
-    Output,
-    Nothing,
 }
 
 /// What numbers an operation: the group, or one direction between two ranks.
@@ -136,12 +132,9 @@ pub(super) struct Program {
     pub(super) digest: u64,
     pub(super) channel: Channel,
     pub(super) kind: Kind,
-    /// In bytes.
+    /// In bytes. Never more than [`PART`] for each peer.
     pub(super) scratch: usize,
-    /// In elements.
-    pub(super) output: usize,
     pub(super) rounds: Vec<Round>,
-    pub(super) result: Outcome,
 }
 
 /// Fails with a text when the operation makes no sense for its buffer or group.
@@ -154,30 +147,16 @@ pub(super) fn lower(op: &Op, rank: usize, size: usize) -> Result<Program, String
         }
         Op::ReduceScatterV { buffer, counts } => {
             let kind = numeric(buffer.kind())?;
-            check_counts("counts", counts, size, buffer.len())?;
+            check_counts(counts, size, buffer.len())?;
             Ok(group.reduce_scatter(kind, counts))
         }
         Op::AllGatherV { buffer, counts } => {
-            let total = sum("counts", counts, size)?;
-            if counts[rank] != buffer.len() {
-                return Err(format!(
-                    "the buffer has {} elements and counts[{rank}] is {}",
-                    buffer.len(),
-                    counts[rank]
-                ));
-            }
-            Ok(group.all_gather(buffer.kind(), counts, total))
+            check_counts(counts, size, buffer.len())?;
+            Ok(group.all_gather(buffer.kind(), counts))
         }
         Op::AllToAllV { buffer, send, receive } => {
-            check_counts("send", send, size, buffer.len())?;
-            let total = sum("receive", receive, size)?;
-            if send[rank] != receive[rank] {
-                return Err(format!(
-                    "this rank sends itself {} elements but receives {}",
-                    send[rank], receive[rank]
-                ));
-            }
-            Ok(group.all_to_all(buffer.kind(), send, receive, total))
+            check_places(send, receive, rank, size, buffer.len())?;
+            Ok(group.all_to_all(buffer.kind(), send, receive))
         }
         Op::Broadcast { root, buffer } => {
             in_group(*root, size)?;
@@ -238,9 +217,7 @@ impl Ranks {
             channel: Channel::Group,
             kind,
             scratch: 0,
-            output: 0,
             rounds: Vec::new(),
-            result: Outcome::Data,
         };
         if self.size == 1 {
             return program;
@@ -260,7 +237,7 @@ impl Ranks {
         let mut round = Round::default();
         for start in (0..len).step_by(most) {
             let chunk = even_parts(most.min(len - start), self.size);
-            let mut parts = spans(Space::Data, &chunk, kind);
+            let mut parts = spans(&chunk, kind);
             for part in &mut parts {
                 part.start += start * kind.width();
             }
@@ -276,63 +253,51 @@ impl Ranks {
         program
     }
 
+    /// Chunk by chunk, for the same reasons as above. Ranks whose part has ended go on with nothing.
     fn reduce_scatter(self, kind: Kind, counts: &[usize]) -> Program {
-        let parts = spans(Space::Data, counts, kind);
-        let own = parts[self.rank];
-        let inputs = self.contributions(own);
-        let into = span(Space::Output, 0, counts[self.rank], kind);
+        let parts = spans(counts, kind);
+        let longest = parts.iter().map(|part| part.len).max().unwrap_or_default();
+        let round = |start: usize| {
+            let piece = |rank: usize| parts[rank].piece(start, PART);
+            let own = piece(self.rank);
+            let inputs = self.contributions(own);
+            let then = vec![Step::Reduce { reduce: Reduce::Sum, inputs: inputs.clone(), into: own }];
+            self.exchange(piece, |from| inputs[from], then)
+        };
         Program {
             code: OpCode::ReduceScatterV,
             digest: counts_digest(OpCode::ReduceScatterV, kind, counts),
             channel: Channel::Group,
             kind,
-            scratch: (self.size - 1) * own.len,
-            output: counts[self.rank],
-            rounds: vec![self.exchange(
-                |to| parts[to],
-                |from| inputs[from],
-                vec![Step::Reduce { reduce: Reduce::Sum, inputs: inputs.clone(), into }],
-            )],
-            result: Outcome::Output,
+            scratch: (self.size - 1) * parts[self.rank].len.min(PART),
+            rounds: (0..longest.max(1)).step_by(PART).map(round).collect(),
         }
     }
 
-    fn all_gather(self, kind: Kind, counts: &[usize], total: usize) -> Program {
-        let parts = spans(Space::Output, counts, kind);
-        let own = span(Space::Data, 0, counts[self.rank], kind);
+    fn all_gather(self, kind: Kind, counts: &[usize]) -> Program {
+        let parts = spans(counts, kind);
         Program {
             code: OpCode::AllGatherV,
             digest: counts_digest(OpCode::AllGatherV, kind, counts),
             channel: Channel::Group,
             kind,
             scratch: 0,
-            output: total,
-            rounds: vec![self.exchange(
-                |_| own,
-                |from| parts[from],
-                vec![Step::Copy { from: own, to: parts[self.rank] }],
-            )],
-            result: Outcome::Output,
+            rounds: vec![self.exchange(|_| parts[self.rank], |from| parts[from], Vec::new())],
         }
     }
 
     /// The counts of two ranks differ; each message's length is checked instead.
-    fn all_to_all(self, kind: Kind, send: &[usize], receive: &[usize], total: usize) -> Program {
-        let outgoing = spans(Space::Data, send, kind);
-        let incoming = spans(Space::Output, receive, kind);
+    fn all_to_all(self, kind: Kind, send: &[Range<usize>], receive: &[Range<usize>]) -> Program {
+        let place = |range: &Range<usize>| span(Space::Data, range.start, range.len(), kind);
+        let (from, to) = (place(&send[self.rank]), place(&receive[self.rank]));
+        let then = if from == to { Vec::new() } else { vec![Step::Copy { from, to }] };
         Program {
             code: OpCode::AllToAllV,
             digest: digest(&[OpCode::AllToAllV as u64, kind_code(kind)]),
             channel: Channel::Group,
             kind,
             scratch: 0,
-            output: total,
-            rounds: vec![self.exchange(
-                |to| outgoing[to],
-                |from| incoming[from],
-                vec![Step::Copy { from: outgoing[self.rank], to: incoming[self.rank] }],
-            )],
-            result: Outcome::Output,
+            rounds: vec![self.exchange(|to| place(&send[to]), |from| place(&receive[from]), then)],
         }
     }
 
@@ -350,35 +315,25 @@ impl Ranks {
             channel: Channel::Group,
             kind,
             scratch: 0,
-            output: 0,
             rounds: vec![round],
-            result: Outcome::Data,
         }
     }
 
     fn point_to_point(self, channel: Channel, kind: Kind, len: usize) -> Program {
         let whole = span(Space::Data, 0, len, kind);
         let mut round = Round::default();
-        let result = match channel {
-            Channel::To(peer) => {
-                round.sends.push(Transfer::new(peer, whole));
-                Outcome::Nothing
-            }
-            Channel::From(peer) => {
-                round.receives.push(Transfer::new(peer, whole));
-                Outcome::Data
-            }
-            Channel::Group => Outcome::Nothing,
-        };
+        match channel {
+            Channel::To(peer) => round.sends.push(Transfer::new(peer, whole)),
+            Channel::From(peer) => round.receives.push(Transfer::new(peer, whole)),
+            Channel::Group => {}
+        }
         Program {
             code: OpCode::PointToPoint,
             digest: digest(&[OpCode::PointToPoint as u64, kind_code(kind), len as u64]),
             channel,
             kind,
             scratch: 0,
-            output: 0,
             rounds: vec![round],
-            result,
         }
     }
 
@@ -390,9 +345,7 @@ impl Ranks {
             channel: Channel::Group,
             kind: Kind::Bytes,
             scratch: 0,
-            output: 0,
             rounds: vec![self.exchange(|_| nothing, |_| nothing, Vec::new())],
-            result: Outcome::Nothing,
         }
     }
 
@@ -413,13 +366,13 @@ fn scratch(slot: usize, len: usize) -> Span {
     Span { space: Space::Scratch, start: slot * len, len }
 }
 
-/// Consecutive parts of `counts` elements.
-fn spans(space: Space, counts: &[usize], kind: Kind) -> Vec<Span> {
+/// Consecutive parts of the data, of `counts` elements.
+fn spans(counts: &[usize], kind: Kind) -> Vec<Span> {
     let mut start = 0;
     counts
         .iter()
         .map(|&count| {
-            let part = span(space, start, count, kind);
+            let part = span(Space::Data, start, count, kind);
             start += count;
             part
         })
@@ -429,39 +382,6 @@ fn spans(space: Space, counts: &[usize], kind: Kind) -> Vec<Span> {
 /// `len` in `size` parts that differ by one element at most.
 fn even_parts(len: usize, size: usize) -> Vec<usize> {
     (0..size).map(|part| len / size + usize::from(part < len % size)).collect()
-}
-
-fn numeric(kind: Kind) -> Result<Kind, String> {
-    match kind {
-        Kind::F32 | Kind::F64 => Ok(kind),
-        Kind::Bytes => Err("bytes cannot be reduced; use F32 or F64".into()),
-    }
-}
-
-fn in_group(rank: usize, size: usize) -> Result<(), String> {
-    if rank >= size {
-        return Err(format!("rank {rank} is not in a group of {size}"));
-    }
-    Ok(())
-}
-
-fn sum(name: &str, counts: &[usize], size: usize) -> Result<usize, String> {
-    if counts.len() != size {
-        return Err(format!("{name} has {} entries for a group of {size}", counts.len()));
-    }
-    counts
-        .iter()
-        .try_fold(0usize, |total, &count| total.checked_add(count))
-        .filter(|total| total.checked_mul(8).is_some())
-        .ok_or_else(|| format!("{name} add up to more than fits in memory"))
-}
-
-fn check_counts(name: &str, counts: &[usize], size: usize, len: usize) -> Result<(), String> {
-    let total = sum(name, counts, size)?;
-    if total != len {
-        return Err(format!("{name} add up to {total} but the buffer has {len} elements"));
-    }
-    Ok(())
 }
 
 fn reduce_code(reduce: Reduce) -> u64 {

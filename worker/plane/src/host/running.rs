@@ -3,7 +3,7 @@
 use super::frame::Stamp;
 use super::link::Link;
 use super::memory::Memory;
-use super::program::{OpCode, Outcome, Program};
+use super::program::{OpCode, Program};
 use super::transfer::{Incoming, Outgoing, TransferError};
 use super::work::{Pending, Slot};
 use crate::Buffer;
@@ -17,7 +17,6 @@ pub(super) struct Task {
     pub(super) program: Program,
     pub(super) sequence: u64,
     pub(super) data: Buffer,
-    pub(super) output: Buffer,
     pub(super) deadline: Instant,
     /// The time given at submission, for the message.
     pub(super) limit: Duration,
@@ -58,7 +57,7 @@ impl Running {
             program: task.program,
             sequence: task.sequence,
             round: 0,
-            memory: Memory { data: task.data, output: task.output, scratch },
+            memory: Memory { data: task.data, scratch },
             outgoing: Vec::new(),
             incoming: Vec::new(),
             slot: task.slot,
@@ -146,14 +145,9 @@ impl Running {
         false
     }
 
-    /// The result and the scratch memory.
+    /// Its buffer, and the scratch memory for the next operation.
     pub(super) fn finish(self) -> (Arc<Slot>, Buffer, Vec<u64>) {
-        let buffer = match self.program.result {
-            Outcome::Data => self.memory.data,
-            Outcome::Output => self.memory.output,
-            Outcome::Nothing => Buffer::empty(),
-        };
-        (self.slot, buffer, self.memory.scratch)
+        (self.slot, self.memory.data, self.memory.scratch)
     }
 
     /// The rank of every unfinished transfer.

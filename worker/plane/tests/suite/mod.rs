@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use reknit_plane::{Buffer, Element, Group, GroupSpec, Op, Plane, PlaneError, Reduce, Ticket};
+use std::ops::Range;
 use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
@@ -157,34 +158,57 @@ fn all_reduce<T: Number>(group: &mut dyn Group, len: usize) {
 
 fn reduce_scatter<T: Number>(group: &mut dyn Group, counts: &[usize]) {
     let (rank, total) = (group.rank(), counts.iter().sum());
-    let start: usize = counts[..rank].iter().sum();
-    let expected = &reduced::<T>(Reduce::Sum, group.size(), total, 2)[start..start + counts[rank]];
+    let own = part(counts, rank);
+    let expected = reduced::<T>(Reduce::Sum, group.size(), total, 2);
     let op = Op::ReduceScatterV { buffer: T::wrap(values(rank, total, 2)), counts: counts.to_vec() };
-    exact(run(group, op), expected, &format!("reduce-scatter of {counts:?}"));
+    let got = T::unwrap(run(group, op)).unwrap();
+    assert_eq!(got.len(), total);
+    exact(T::wrap(got[own.clone()].to_vec()), &expected[own], &format!("reduce-scatter of {counts:?}"));
 }
 
 fn all_gather<T: Number>(group: &mut dyn Group, counts: &[usize]) {
     let parts = (0..group.size()).flat_map(|rank| values::<T>(rank, counts[rank], 3));
     let expected: Vec<T> = parts.collect();
-    let op = Op::AllGatherV {
-        buffer: T::wrap(values(group.rank(), counts[group.rank()], 3)),
-        counts: counts.to_vec(),
-    };
+    let own = part(counts, group.rank());
+    let mut given = vec![T::of(-1.0); expected.len()];
+    given[own.clone()].copy_from_slice(&expected[own]);
+    let op = Op::AllGatherV { buffer: T::wrap(given), counts: counts.to_vec() };
     exact(run(group, op), &expected, &format!("all-gather of {counts:?}"));
 }
 
-/// Rank `from` sends `(from + 2 * to) % 3 * unit` elements to rank `to`.
+/// Where the rank's part of a buffer lies.
+pub fn part(counts: &[usize], rank: usize) -> Range<usize> {
+    let start = counts[..rank].iter().sum();
+    start..start + counts[rank]
+}
+
+/// Rank `from` sends `(from + 2 * to) % 3 * unit` elements to rank `to`. What it sends lies in rank order, what it gets
+/// in the reverse, with an element between any two, which stays as it is.
 fn all_to_all<T: Number>(group: &mut dyn Group, unit: usize) {
     let (me, size) = (group.rank(), group.size());
     let count = |from: usize, to: usize| (from + 2 * to) % 3 * unit;
-    let part = |from: usize, to: usize| values::<T>(from * size + to, count(from, to), 4);
-    let op = Op::AllToAllV {
-        buffer: T::wrap((0..size).flat_map(|to| part(me, to)).collect()),
-        send: (0..size).map(|to| count(me, to)).collect(),
-        receive: (0..size).map(|from| count(from, me)).collect(),
-    };
-    let expected: Vec<T> = (0..size).flat_map(|from| part(from, me)).collect();
-    exact(run(group, op), &expected, &format!("all-to-all by {unit}"));
+    let message = |from: usize, to: usize| values::<T>(from * size + to, count(from, to), 4);
+    for stays in [false, true] {
+        let mut given: Vec<T> = Vec::new();
+        let mut place = |values: Vec<T>| {
+            given.push(T::of(0.5));
+            given.extend(&values);
+            given.len() - values.len()..given.len()
+        };
+        let send: Vec<_> = (0..size).map(|to| place(message(me, to))).collect();
+        let mut receive: Vec<_> =
+            (0..size).rev().map(|from| place(vec![T::of(-1.0); count(from, me)])).collect();
+        receive.reverse();
+        if stays {
+            receive[me] = send[me].clone();
+        }
+        let mut expected = given.clone();
+        for (from, range) in receive.iter().enumerate() {
+            expected[range.clone()].copy_from_slice(&message(from, me));
+        }
+        let op = Op::AllToAllV { buffer: T::wrap(given), send, receive };
+        exact(run(group, op), &expected, &format!("all-to-all by {unit}"));
+    }
 }
 
 fn broadcast<T: Number>(group: &mut dyn Group, len: usize) {
@@ -203,8 +227,9 @@ fn pass_along<T: Number>(group: &mut dyn Group, len: usize) {
         exact(received, &values::<T>(me - 1, len, 6), &format!("receive of {len}"));
     }
     if me + 1 < size {
-        let buffer = T::wrap(values(me, len, 6));
-        assert_eq!(run(group, Op::Send { to: me + 1, buffer }).len(), 0);
+        let sent = values::<T>(me, len, 6);
+        let buffer = T::wrap(sent.clone());
+        exact(run(group, Op::Send { to: me + 1, buffer }), &sent, "what was sent");
     }
 }
 
@@ -272,12 +297,22 @@ fn two_groups_at_once(planes: &[Box<dyn Plane>]) {
 
 fn refused_operations(planes: &[Box<dyn Plane>]) {
     let size = planes.len();
-    let wrong: [fn(usize) -> Op; 5] = [
+    let wrong: [fn(usize) -> Op; 7] = [
         |_| Op::AllReduce { reduce: Reduce::Sum, buffer: Buffer::Bytes(vec![1]) },
         |size| Op::ReduceScatterV { buffer: Buffer::F32(vec![1.0; size + 1]), counts: vec![1; size] },
         |size| Op::AllGatherV { buffer: Buffer::F32(vec![1.0]), counts: vec![1; size + 1] },
         |size| Op::Broadcast { root: size, buffer: Buffer::F32(vec![1.0]) },
         |size| Op::AllGatherV { buffer: Buffer::F32(vec![]), counts: vec![usize::MAX; size] },
+        |size| Op::AllToAllV {
+            buffer: Buffer::F32(vec![1.0; 2 * size]),
+            send: vec![0..2; size],
+            receive: vec![1..3; size],
+        },
+        |size| Op::AllToAllV {
+            buffer: Buffer::F32(vec![1.0; size]),
+            send: vec![0..0; size],
+            receive: vec![size..size + 1; size],
+        },
     ];
     for (number, op) in wrong.iter().enumerate() {
         let errors = ranks(planes, 2, &format!("refused {number}"), |mut group| {

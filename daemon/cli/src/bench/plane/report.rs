@@ -13,7 +13,7 @@ pub(super) enum Exchange {
     AllReduce,
     /// Rank 0 receives what rank 1 sends.
     Receive,
-    /// Each rank sends every rank an equal part of its buffer.
+    /// Each rank sends every rank an equal part of its data.
     AllToAll,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Point {
     pub(super) transport: Way,
     pub(super) ranks: usize,
     pub(super) exchange: Exchange,
-    /// Of each rank's buffer.
+    /// What each rank sends, gets or reduces.
     pub(super) bytes: usize,
     pub(super) rounds: u64,
     pub(super) best_us: f64,
