@@ -1,6 +1,8 @@
 //! What every data plane must do, whatever it is made of.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
+mod stress;
+
 use reknit_plane::{Buffer, Element, Group, GroupSpec, Op, Plane, PlaneError, Reduce, Ticket};
 use std::ops::Range;
 use std::sync::Barrier;
@@ -120,6 +122,7 @@ pub fn conformance(make: impl Fn(usize) -> Vec<Box<dyn Plane>>) {
         abort_at_any_moment(&planes);
         abort_unblocks_join(&planes);
         retired_peers(&planes);
+        stress::stress(&planes, size as u64);
     }
 }
 
