@@ -118,8 +118,7 @@ fn play(seed: u64, size: usize) -> Vec<Option<Turn>> {
 /// What is sent and what comes lie in any order.
 fn all_to_all(dice: &mut Dice, seed: u64, size: usize) -> Vec<Option<Turn>> {
     let counts: Vec<Vec<usize>> = (0..size).map(|_| dice.lens(size)).collect();
-    let mut places = Vec::new();
-    for me in 0..size {
+    let mut place = |me: usize| {
         let mut ranges = vec![0..0; 2 * size];
         let mut order: Vec<usize> = (0..2 * size).collect();
         let mut end = 0;
@@ -129,8 +128,9 @@ fn all_to_all(dice: &mut Dice, seed: u64, size: usize) -> Vec<Option<Turn>> {
             ranges[next] = end..end + len;
             end += len;
         }
-        places.push((ranges.split_off(size), ranges, end));
-    }
+        (ranges.split_off(size), ranges, end)
+    };
+    let places: Vec<_> = (0..size).map(&mut place).collect();
     let given: Vec<Vec<f32>> = (0..size).map(|rank| values(rank, places[rank].2, seed)).collect();
     let turn = |rank: usize| {
         let (receive, send, _) = places[rank].clone();

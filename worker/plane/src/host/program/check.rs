@@ -105,7 +105,7 @@ mod tests {
             let error = check(send, receive).unwrap_err();
             assert!(error.contains(complaint), "{error}");
         }
-        let error = check_places(&[0..1], &[0..1, 1..2], 0, 2, 2).unwrap_err();
-        assert!(error.contains("send has 1 entries for a group of 2"), "{error}");
+        let error = check_places(&[0..1, 0..1, 0..1], &[0..1, 1..2], 0, 2, 2).unwrap_err();
+        assert!(error.contains("send has 3 entries for a group of 2"), "{error}");
     }
 }
