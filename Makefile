@@ -15,6 +15,10 @@ SECONDS ?= 60
 # Where `make bench-peers` puts PyTorch and torchft.
 PEERS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/reknit/peers
 
+# Which faults `make chaos` makes, and how long it loads the machine.
+SEED ?= 1
+MINUTES ?= 10
+
 # What `make soak` simulates.
 SEEDS ?= 10000
 START ?= 0
@@ -59,9 +63,11 @@ bench-peers: build ## Measure Reknit beside PyTorch, torchrun and torchft, which
 	@"$(PEERS)/venv/bin/python" tests/peers/bench.py --reknit $(TARGET)/release/reknit \
 		--bench-step $(TARGET)/release/examples/bench_step $(ARGS)
 
-chaos: setup ## Kill the daemon a hundred times while a job trains and loses workers; about a minute
+chaos: setup ## Ten random faults in 500 steps (SEED=1), a hundred kills of the daemon, MINUTES=10 on a loaded machine
 	$(CARGO) build --workspace --locked
-	$(CARGO) test -p reknit-tests --test process --locked -- --ignored --nocapture
+	SEED=$(SEED) $(CARGO) test -p reknit-worker --test crew --locked -- --ignored --nocapture
+	SEED=$(SEED) MINUTES=$(MINUTES) \
+		$(CARGO) test -p reknit-tests --test process --locked -- --ignored --nocapture --test-threads 1
 
 fuzz: setup ## Fuzz the readers of job, topology and holdings files, SECONDS=60 each
 	CARGO=$(CARGO) .ci/fuzz $(SECONDS)

@@ -2,7 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use reknit_tests::job::TestJob;
-use reknit_tests::lab::{Lab, LabOptions, eventually, kill_now};
+use reknit_tests::lab::{Lab, LabOptions, eventually};
+use reknit_tests::process::kill_now;
 
 /// Its units are those of slot 2 in both replicas.
 async fn lose_both_holders(lab: &mut Lab) -> Result<()> {

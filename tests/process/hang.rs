@@ -2,22 +2,12 @@
 
 use anyhow::{Context, Result, ensure};
 use reknit_tests::job::TestJob;
-use reknit_tests::lab::{Lab, LabOptions, eventually, signal};
+use reknit_tests::lab::{Lab, LabOptions};
+use reknit_tests::process::{freeze, signal};
 use rustix::process::Signal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-/// Stopped by a signal, as the kernel says.
-async fn freeze(pid: u32) -> Result<()> {
-    signal(pid, Signal::STOP)?;
-    eventually("the worker to be stopped", async || {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());
-        Ok(state == Some('T'))
-    })
-    .await
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_rank_is_named_and_the_others_go_on() -> Result<()> {

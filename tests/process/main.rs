@@ -2,7 +2,9 @@
 
 mod agents;
 mod checkpoints;
+mod faults;
 mod hang;
+mod load;
 mod recovery;
 mod takeover;
 mod takeover_embedded;

@@ -3,7 +3,8 @@
 use anyhow::{Result, ensure};
 use reknit_proto::v1::Incident;
 use reknit_tests::job::TestJob;
-use reknit_tests::lab::{Lab, LabOptions, kill_now};
+use reknit_tests::lab::{Lab, LabOptions};
+use reknit_tests::process::kill_now;
 
 fn find<'a>(incidents: &'a [Incident], kind: &str, place: &str) -> Result<&'a Incident> {
     incidents

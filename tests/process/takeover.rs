@@ -3,7 +3,8 @@
 use anyhow::{Context, Result, ensure};
 use reknit_tests::Watch;
 use reknit_tests::job::TestJob;
-use reknit_tests::lab::{LEASE, Lab, LabOptions, eventually, kill_now};
+use reknit_tests::lab::{LEASE, Lab, LabOptions, eventually};
+use reknit_tests::process::kill_now;
 use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -2,7 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use reknit_tests::job::TestJob;
-use reknit_tests::lab::{Lab, LabOptions, eventually, kill_now};
+use reknit_tests::lab::{Lab, LabOptions, eventually};
+use reknit_tests::process::kill_now;
 use rustix::process::Signal;
 use std::time::Duration;
 use tokio::time::sleep;

@@ -7,7 +7,8 @@ use reknit_proto::v1::{
     ListNodesRequest, StopJobRequest, SubmitJobRequest, WatchEventsRequest,
 };
 use reknit_tests::job::TestJob;
-use reknit_tests::lab::{Lab, LabOptions, eventually, kill_now, program};
+use reknit_tests::lab::{Lab, LabOptions, eventually, program};
+use reknit_tests::process::kill_now;
 use rustix::process::Signal;
 use std::path::Path;
 use std::process::Command;

@@ -1,6 +1,7 @@
 //! An etcd of three members on this machine, each a real process, on loopback.
 
-use crate::lab::{eventually, signal};
+use crate::lab::eventually;
+use crate::process::signal;
 use anyhow::{Context, Result, ensure};
 use etcd_client::{Client, ConnectOptions};
 use rustix::process::Signal;

@@ -12,6 +12,9 @@ pub struct TestJob {
     pub steps: u64,
     pub tensor: u32,
     pub data: u32,
+    pub min_tensor: u32,
+    /// Samples of a step: more make it longer.
+    pub batch: u32,
     pub dtype: &'static str,
     /// Lines of the table `[recovery]`.
     pub recovery: &'static str,
@@ -21,14 +24,23 @@ pub struct TestJob {
 
 impl Default for TestJob {
     fn default() -> Self {
-        Self { steps: 100_000, tensor: 4, data: 2, dtype: "f32", recovery: "", checkpoint: "" }
+        Self {
+            steps: 100_000,
+            tensor: 4,
+            data: 2,
+            min_tensor: 2,
+            batch: 8,
+            dtype: "f32",
+            recovery: "",
+            checkpoint: "",
+        }
     }
 }
 
 impl TestJob {
     /// The job file, for the text at `text`.
     pub fn toml(&self, text: &Path) -> String {
-        let Self { steps, tensor, data, dtype, recovery, checkpoint } = self;
+        let Self { steps, tensor, data, min_tensor, batch, dtype, recovery, checkpoint } = self;
         let checkpoints = text.with_file_name("checkpoints");
         let dir = if checkpoint.is_empty() { String::new() } else { checkpoints.display().to_string() };
         format!(
@@ -50,9 +62,9 @@ dtype = "{dtype}"
 [parallel]
 data = {data}
 tensor = {tensor}
-min_tensor = 2
+min_tensor = {min_tensor}
 [batch]
-global = 8
+global = {batch}
 micro = 4
 [optimizer]
 lr = 1e-3

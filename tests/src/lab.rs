@@ -2,16 +2,15 @@
 
 use crate::etcd::{Etcd, free_ports};
 use crate::job::{TEXT, TestJob};
+use crate::process::{is_worker, signal, wait_limited};
 use crate::watch::Watch;
 use anyhow::{Context, Result, bail, ensure};
 use reknit_proto::v1::admin_client::AdminClient;
 use reknit_proto::v1::{
     GetJobRequest, Job, ListIncidentsRequest, ListNodesRequest, SubmitJobRequest, WatchEventsRequest,
 };
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::Signal;
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -428,43 +427,6 @@ fn driver(args: &[&str]) -> Result<()> {
         String::from_utf8_lossy(&output.stderr)
     );
     Ok(())
-}
-
-pub fn signal(pid: u32, signal: Signal) -> Result<()> {
-    let pid = Pid::from_raw(pid as i32).context("a pid is positive")?;
-    Ok(kill_process(pid, signal)?)
-}
-
-/// kill -9, and waits until the kernel says that it is gone.
-pub async fn kill_now(pid: u32) -> Result<()> {
-    let handle = pidfd(pid)?;
-    signal(pid, Signal::KILL)?;
-    tokio::task::spawn_blocking(move || wait_for_end(&handle)).await?
-}
-
-fn pidfd(pid: u32) -> Result<OwnedFd> {
-    let number = Pid::from_raw(pid as i32).context("a pid is positive")?;
-    pidfd_open(number, PidfdFlags::empty()).with_context(|| format!("process {pid}"))
-}
-
-fn wait_for_end(process: &OwnedFd) -> Result<()> {
-    let mut poll = [PollFd::new(process, PollFlags::IN)];
-    let limit = Timespec { tv_sec: LIMIT.as_secs() as i64, tv_nsec: 0 };
-    ensure!(rustix::event::poll(&mut poll, Some(&limit))? == 1, "a process does not end within {LIMIT:?}");
-    Ok(())
-}
-
-/// Guards against a number that another process has taken over.
-fn is_worker(pid: u32) -> bool {
-    let exe = std::fs::read_link(format!("/proc/{pid}/exe"));
-    exe.is_ok_and(|exe| {
-        exe.file_name().is_some_and(|name| name.to_string_lossy().starts_with("reknit-worker"))
-    })
-}
-
-fn wait_limited(child: &mut Child) -> Result<std::process::ExitStatus> {
-    wait_for_end(&pidfd(child.id())?)?;
-    Ok(child.wait()?)
 }
 
 /// Polls something that sends no event of its own.

@@ -32,6 +32,7 @@ pub use brief::brief;
 pub use cluster::{Cluster, ENDLESS, TIMEOUTS, Who, gpu, node, spec};
 pub use net::MS;
 pub use outcome::{Ending, Outcome, Statistics, replay};
+pub use random::Random;
 pub use sabotage::Sabotage;
 pub use script::{Fault, NEVER, Script, Way};
 pub use story::*;

@@ -2,7 +2,7 @@
 
 /// SplitMix64: the same seed, the same run.
 #[derive(Debug, Clone)]
-pub(crate) struct Random(pub u64);
+pub struct Random(pub u64);
 
 /// Spreads the bits of a number.
 pub(crate) fn mix(number: u64) -> u64 {
@@ -20,7 +20,7 @@ impl Random {
     }
 
     /// Below `limit`; 0 when that is 0.
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+    pub fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit.max(1)
     }
 }

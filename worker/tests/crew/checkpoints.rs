@@ -1,6 +1,6 @@
 //! What ranks write while they train, ranks of any layout go on from.
 
-use super::{Crew, job};
+use crate::crew::{Crew, job};
 use reknit_checkpoint::{Checkpoint, Store};
 use reknit_layout::{JobSpec, Place, Step};
 use std::path::{Path, PathBuf};

@@ -1,11 +1,6 @@
-//! A job's ranks as threads of one process, over the real host plane, led by a small script instead of a daemon.
-//!
-//! Here faults hit exact operations, which no signal to a process can do: the same faults at the same points.
+//! The ranks, and the script that leads them.
 
-mod checkpoints;
-pub(crate) mod fault;
-
-use fault::{Fault, FaultPlane, Tally, Trigger};
+use crate::fault::{Fault, FaultPlane, Tally, Trigger};
 use reknit_layout::{
     Circle, Circles, Epoch, GpuId, Holding, Incarnation, JobSpec, Place, Plan, PlanRequest, Step, Topology,
     WorkerKey, candidates,
@@ -150,7 +145,7 @@ impl<T: Real + Element> Crew<T> {
     }
 
     /// Every place filled, and nobody has anything.
-    fn hired(job: JobSpec) -> Self {
+    pub(crate) fn hired(job: JobSpec) -> Self {
         let mut crew = Self {
             seats: Vec::new(),
             epoch: Epoch(0),
@@ -421,7 +416,7 @@ impl<T: Real + Element> Crew<T> {
     }
 
     /// The losses from this step on are those of another run.
-    fn check_losses_from(&self, step: usize, other: &[f64]) {
+    pub(crate) fn check_losses_from(&self, step: usize, other: &[f64]) {
         for (number, (ours, theirs)) in self.losses.iter().zip(other).enumerate().skip(step - 1) {
             let apart = (ours - theirs).abs() / theirs.abs();
             assert!(apart <= 1e-10, "step {}: {ours} and {theirs}", number + 1);

@@ -1,12 +1,7 @@
 //! A rank is lost at an exact point of a step, the group goes on unevenly, the rank comes back: nothing is lost.
 
-#![allow(clippy::unwrap_used)] // A failed set-up fails the test.
-
-#[allow(dead_code)] // Other tests need other parts of it.
-mod crew;
-
-use crew::fault::{Fault, How};
-use crew::{Crew, Orders, TIMEOUTS, job, refused};
+use crate::crew::{Crew, Orders, TIMEOUTS, job, refused};
+use crate::fault::{Fault, How};
 use reknit_layout::{Epoch, Place, Step};
 use reknit_model::Real;
 use reknit_plane::{AbortReason, Element, Op};

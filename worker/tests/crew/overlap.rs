@@ -1,12 +1,7 @@
 //! Gradients leave for the sum while the backward pass runs: the same bits, and nothing lost when it breaks off.
 
-#![allow(clippy::unwrap_used)] // A failed set-up fails the test.
-
-#[allow(dead_code)] // Other tests need other parts of it.
-mod crew;
-
-use crew::fault::{Fault, How};
-use crew::{Crew, Seat, TIMEOUTS, job};
+use crate::crew::{Crew, Seat, TIMEOUTS, job};
+use crate::fault::{Fault, How};
 use reknit_layout::{Place, Step};
 use reknit_worker::messages::Phase;
 use std::sync::Arc;
