@@ -2,6 +2,7 @@
 //! long.
 
 use anyhow::{Context, Result, ensure};
+use reknit_proto::v1::Incident;
 use reknit_tests::job::TestJob;
 use reknit_tests::lab::{Lab, LabOptions};
 use reknit_tests::process::freeze;
@@ -94,7 +95,8 @@ fn burst(folder: &std::path::Path, cores: usize) -> Result<()> {
 
 /// Stops a rank; it must be named and dropped, and it comes back.
 async fn find_frozen(lab: &mut Lab, watch: &mut Watch, place: &str, when: &str) -> Result<Duration> {
-    let (pid, layouts, told) = (lab.pid(place).await?, watch.layouts.len(), watch.incidents.len());
+    let (pid, layouts) = (lab.pid(place).await?, watch.layouts.len());
+    watch.incidents.clear();
     let mut reduced = [2, 2];
     reduced[usize::from(place.starts_with('1'))] = 1;
     let frozen = Instant::now();
@@ -102,9 +104,10 @@ async fn find_frozen(lab: &mut Lab, watch: &mut Watch, place: &str, when: &str) 
     watch.until("a layout without it", |seen| seen.layouts.len() > layouts).await?;
     let took = frozen.elapsed();
     ensure!(watch.degrees() == reduced, "{place} was frozen, yet {:?}", watch.degrees());
-    watch.until("the incident", |seen| seen.incidents.len() > told).await?;
-    let incident = &watch.incidents[told];
-    ensure!((incident.kind.as_str(), incident.place.as_str()) == ("frozen", place), "{incident:?}");
+    let hang = |incident: &&Incident| incident.kind == "frozen";
+    watch.until("the incident", |seen| seen.incidents.iter().any(|incident| hang(&incident))).await?;
+    let incident = watch.incidents.iter().find(hang).context("it was seen")?;
+    ensure!(incident.place == place, "{incident:?}");
     println!("{when}: {place} frozen, dropped after {} ms: {}", took.as_millis(), incident.signal);
     watch.until_degrees(&[2, 2]).await?;
     watch.until_whole(lab, 4).await?;
@@ -119,7 +122,7 @@ async fn on_a_loaded_machine_nobody_is_taken_for_hung() -> Result<()> {
     let minutes = setting("MINUTES", 10)?;
     let mut lab = Lab::start(LabOptions { gpus: 2, ..LabOptions::default() }).await?;
     let mut watch = lab.watch().await?;
-    let job = TestJob { steps: 100_000_000, tensor: 2, min_tensor: 1, batch: 48, ..TestJob::default() };
+    let job = TestJob { steps: 100_000_000, tensor: 2, min_tensor: 1, ..TestJob::default() };
     lab.submit(job).await?;
     watch.until_degrees(&[2, 2]).await?;
     watch.steps(50).await?;
@@ -127,16 +130,22 @@ async fn on_a_loaded_machine_nobody_is_taken_for_hung() -> Result<()> {
 
     let load = Load::start(lab.dir.path().to_owned())?;
     let (epoch, workers) = (lab.job().await?.epoch, lab.pids().await?);
-    let (first, told, layouts) = (watch.step, watch.incidents.len(), watch.layouts.len());
+    let (first, layouts) = (watch.step, watch.layouts.len());
+    watch.incidents.clear();
     let (begun, end) = (Instant::now(), Instant::now() + Duration::from_secs(60 * minutes));
+    // On such a machine one may well compute slowly for a while: that is told, and costs nothing.
+    let blamed = |incident: &Incident| incident.kind != "slow";
     watch
         .until("the end of the load", |seen| {
-            Instant::now() >= end || seen.incidents.len() > told || seen.layouts.len() > layouts
+            Instant::now() >= end || seen.layouts.len() > layouts || seen.incidents.iter().any(blamed)
         })
         .await?;
-    let steps = watch.step - first;
-    println!("{:?} under load: {steps} steps", begun.elapsed());
-    ensure!(watch.incidents.len() == told, "a false incident: {:#?}", &watch.incidents[told..]);
+    let (steps, told) = (watch.step - first, watch.incidents.len());
+    println!("{:?} under load: {steps} steps; {told} times somebody was told to be slow", begun.elapsed());
+    for slow in &watch.incidents {
+        println!("  {}", slow.signal);
+    }
+    ensure!(!watch.incidents.iter().any(blamed), "a false incident: {:#?}", watch.incidents);
     ensure!(watch.layouts.len() == layouts, "{:?}", watch.layouts);
     let job = lab.job().await?;
     ensure!((job.epoch, job.phase.as_str()) == (epoch, "Running"), "{job:?}");

@@ -5,7 +5,7 @@ use crate::session::Outbox;
 use reknit_checkpoint::{CheckpointError, Snapshot, Store, job_sha256};
 use reknit_layout::{JobSpec, Step, WorkerKey};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -24,6 +24,7 @@ pub struct Saver {
     /// `None` only while it is dropped.
     snapshots: Option<SyncSender<Snapshot>>,
     thread: Option<JoinHandle<()>>,
+    outbox: Arc<Outbox>,
 }
 
 /// What the writing thread works with.
@@ -62,6 +63,7 @@ impl Saver {
             returned,
             snapshots: Some(snapshots),
             thread: thread.ok(),
+            outbox: Arc::clone(outbox),
         })
     }
 
@@ -84,12 +86,19 @@ impl Saver {
         memory
     }
 
-    pub fn write(&self, snapshot: Snapshot) {
+    pub fn write(&mut self, snapshot: Snapshot) {
+        let Some(snapshots) = &self.snapshots else { return };
+        let (reason, snapshot) = match snapshots.try_send(snapshot) {
+            Ok(()) => return,
+            Err(TrySendError::Full(snapshot)) => ("the ones before are still being written", snapshot),
+            Err(TrySendError::Disconnected(snapshot)) => {
+                ("the thread that writes checkpoints has ended: see this worker's log for why", snapshot)
+            }
+        };
         let step = snapshot.heading.step;
-        let sent = self.snapshots.as_ref().is_some_and(|snapshots| snapshots.try_send(snapshot).is_ok());
-        if !sent {
-            warn!(%step, "the thread that writes checkpoints is gone");
-        }
+        warn!(%step, reason, "no checkpoint; training goes on");
+        self.outbox.push(Report::NoCheckpoint { step, reason: reason.to_owned() });
+        self.spare = Some(snapshot.state);
     }
 }
 

@@ -1,18 +1,20 @@
 //! What a step costs beside its computing, at about 10 million parameters: how much of the sum over replicas is hidden
-//! under the backward pass, what the hand-over to column hosts adds, and what orchestration adds. Ranks are threads of
+//! under the backward pass, what the hand-over to column hosts adds, what orchestration adds, and how long a checkpoint stops it. Ranks are threads of
 //! this process over the real host plane, so they share its processors: of what is not waiting, processor time tells
 //! more than the clock. The ways to take a step alternate, and every figure is of medians of one run.
 //!
-//! `cargo run --release -p reknit-worker --example bench_step -- sums|orchestration [ROUNDS [LINK [LAYOUT]]]`: LINK is the rate in
+//! `cargo run --release -p reknit-worker --example bench_step -- sums|orchestration|checkpoints [ROUNDS [LINK [LAYOUT]]]`: LINK is the rate in
 //! MB/s of a pretended link between replicas that takes no processor, as on a cluster; 0 for none. LAYOUT is one of those printed, or
 //! its beginning.
 
+mod checkpoints;
 mod lineup;
 mod link;
 mod orchestrated;
 
 use lineup::{Orders, Rank, Times, hire, job, line_up};
 use orchestrated::Orchestrated;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -32,13 +34,14 @@ enum Way {
 
 fn main() {
     let mut args = std::env::args().skip(1);
-    let what = args.next().expect("what to measure: sums or orchestration");
+    let what = args.next().expect("what to measure: sums, orchestration or checkpoints");
     let rounds = args.next().map_or(15, |text| text.parse().expect("ROUNDS is a number"));
     let link = args.next().map_or(0.0, |text| text.parse().expect("LINK is a number"));
     match what.as_str() {
         "sums" => sums(rounds, link, &args.next().unwrap_or_default()),
         "orchestration" => orchestration(rounds),
-        other => panic!("{other} is neither sums nor orchestration"),
+        "checkpoints" => checkpoints::checkpoints(rounds),
+        other => panic!("{other} is none of sums, orchestration, checkpoints"),
     }
 }
 
@@ -92,10 +95,8 @@ fn sums(rounds: usize, link: f64, only: &str) {
 
 /// The same step with and without what a worker does around it, the session's thread looking on.
 fn orchestration(rounds: usize) {
-    let text = std::env::temp_dir().join(format!("reknit-bench-step-{}", std::process::id()));
-    let words: String = (0..4000).map(|i| format!("line {i} of {} words, ", i * 7919 % 1013)).collect();
-    std::fs::write(&text, words).expect("the text can be written");
-    let job = Arc::new(job(2, 2, &text.display().to_string()));
+    let folder = tempfile::tempdir().expect("there is room for files");
+    let job = Arc::new(job(2, 2, &write_text(folder.path())));
     let members = hire(&job, false, 0.0);
     let orders = Orders::new(&job, &members);
     let mut bare = line_up(2, 2, false, 0.0);
@@ -138,7 +139,6 @@ fn orchestration(rounds: usize) {
         let mut times: Vec<_> = running.into_iter().map(|rank| rank.join().expect("a rank failed")).collect();
         times.swap_remove(0)
     });
-    let _ = std::fs::remove_file(text);
     let [with, without, with_processor, without_processor] = [
         median(times.iter().map(|(with, _)| with.0)),
         median(times.iter().map(|(_, without)| without.0)),
@@ -150,6 +150,14 @@ fn orchestration(rounds: usize) {
         (with / without - 1.0) * 100.0,
         (with_processor / without_processor - 1.0) * 100.0
     );
+}
+
+/// A text to train on: its path.
+fn write_text(folder: &Path) -> String {
+    let text = folder.join("text");
+    let words: String = (0..4000).map(|i| format!("line {i} of {} words, ", i * 7919 % 1013)).collect();
+    std::fs::write(&text, words).expect("the text can be written");
+    text.display().to_string()
 }
 
 /// Of all threads that this process has had, in ticks of 10 ms.

@@ -56,6 +56,11 @@ pub(crate) fn job(dir: &Path, dtype: &str, data: u32, tensor: u32, steps: u64) -
     let text = dir.join("text.txt");
     let words: String = (0..4000).map(|i| format!("line {i} of {} words, ", i * 7919 % 1013)).collect();
     std::fs::write(&text, words).unwrap();
+    spec(&text, dtype, data, tensor, steps)
+}
+
+/// The same over a text that need not be there.
+pub(crate) fn spec(text: &Path, dtype: &str, data: u32, tensor: u32, steps: u64) -> JobSpec {
     let toml = format!(
         r#"
 name = "crew"

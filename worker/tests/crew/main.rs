@@ -6,8 +6,8 @@
 
 mod chaos;
 mod checkpoints;
-#[expect(clippy::module_inception)]
 mod crew;
 mod fault;
 mod overlap;
+mod parcels;
 mod recovery;

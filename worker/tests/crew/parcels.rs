@@ -1,7 +1,7 @@
 //! The way of every gradient through hand-over, sum and return, in memory: every rank ends with the sum over replicas.
 
-#![allow(clippy::unwrap_used)] // A failed set-up fails the test.
-
+use crate::crew::spec;
+use reknit_layout::job::ModelSpec;
 use reknit_layout::{
     Axis, Epoch, GpuId, Holding, Incarnation, JobSpec, Layout, Place, PlanRequest, Step, Topology, Units,
     WorkerKey, candidates,
@@ -11,43 +11,7 @@ use reknit_worker::parcels::{PARCEL_BYTES, Parcel, pack, unpack};
 use reknit_worker::sync::SyncPlan;
 use std::collections::BTreeMap;
 use std::ops::Range;
-
-fn job(data: u32, tensor: u32, model: &str) -> JobSpec {
-    let toml = format!(
-        r#"
-name = "parcels"
-[model]
-kind = "decoder"
-layers = 2
-{model}
-vocab_block = 16
-seq_len = 8
-dtype = "f64"
-[parallel]
-data = {data}
-tensor = {tensor}
-min_tensor = 1
-[batch]
-global = 10
-micro = 3
-[optimizer]
-lr = 3e-3
-warmup_steps = 5
-decay_steps = 200
-min_lr = 0.0
-betas = [0.9, 0.95]
-eps = 1e-8
-weight_decay = 0.1
-grad_clip = 1.0
-[data]
-files = ["text.txt"]
-[run]
-steps = 1
-seed = 11
-"#
-    );
-    JobSpec::parse(&toml, "parcels.toml").unwrap()
-}
+use std::path::Path;
 
 fn worker(place: Place) -> WorkerKey {
     WorkerKey { gpu: GpuId(format!("GPU-{}-{}", place.replica, place.slot)), incarnation: Incarnation(1) }
@@ -217,10 +181,24 @@ fn check(job: &JobSpec, layout: &Layout, target: usize) -> (usize, bool) {
     (order.len(), travelled)
 }
 
-const WIDE: &str =
-    "hidden = 48\nheads = 12\nkv_heads = 12\nhead_dim = 4\nffn = 96\nffn_block = 8\nvocab = 256";
+fn wide(data: u32, tensor: u32) -> JobSpec {
+    spec(Path::new("text"), "f64", data, tensor, 1)
+}
+
 /// A unit a slot, and one table for both ends.
-const NARROW: &str = "hidden = 16\nheads = 8\nkv_heads = 4\nhead_dim = 2\nffn = 32\nffn_block = 8\nvocab = 256\ntie_embeddings = true";
+fn narrow(data: u32, tensor: u32) -> JobSpec {
+    let job = wide(data, tensor);
+    let model = ModelSpec {
+        hidden: 16,
+        heads: 8,
+        kv_heads: 4,
+        head_dim: Some(2),
+        ffn: 32,
+        tie_embeddings: true,
+        ..job.model
+    };
+    JobSpec { model, ..job }
+}
 
 #[test]
 fn every_gradient_becomes_the_sum_over_replicas_on_whoever_owns_it() {
@@ -235,9 +213,9 @@ fn every_gradient_becomes_the_sum_over_replicas_on_whoever_owns_it() {
         (4, 4, &[(0, 0), (1, 1), (2, 2), (3, 3)]),
         (2, 4, &[(1, 0), (1, 1), (1, 3)]),
     ];
-    for model in [WIDE, NARROW] {
+    for job in [wide, narrow] {
         for (data, tensor, lost) in losses {
-            let job = job(data, tensor, model);
+            let job = job(data, tensor);
             let layout = layout(&job, lost);
             let uneven = !lost.is_empty();
             let parcels = [0, PARCEL_BYTES, usize::MAX].map(|target| {
@@ -252,7 +230,7 @@ fn every_gradient_becomes_the_sum_over_replicas_on_whoever_owns_it() {
 
 #[test]
 fn nothing_is_copied_where_all_replicas_are_split_alike() {
-    let job = job(2, 4, WIDE);
+    let job = wide(2, 4);
     let layout = layout(&job, &[]);
     let sync = SyncPlan::new(&layout, Place::new(1, 0, 2)).unwrap();
     for parcel in Parcel::all::<f64>(&job.model, &sync, 0).unwrap() {
@@ -262,7 +240,7 @@ fn nothing_is_copied_where_all_replicas_are_split_alike() {
 
 #[test]
 fn a_column_with_a_unit_that_nobody_brings_is_refused() {
-    let job = job(2, 2, WIDE);
+    let job = wide(2, 2);
     let layout = layout(&job, &[(1, 0)]);
     let place = Place::new(0, 0, 0);
     let mut sync = SyncPlan::new(&layout, place).unwrap();
