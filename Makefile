@@ -55,6 +55,9 @@ bench: build ## Measure agent, daemon, data plane, trainer and recoveries; some 
 	@$(TARGET)/release/reknit bench daemon $(ARGS)
 	@$(TARGET)/release/reknit bench plane
 	@$(TARGET)/release/reknit bench train --tensor 1,2
+	@$(CARGO) build -q --release --locked -p reknit-worker --example bench_step >&2
+	@$(TARGET)/release/examples/bench_step orchestration
+	@$(TARGET)/release/examples/bench_step checkpoints
 	@$(TARGET)/release/reknit bench recovery
 
 bench-peers: build ## Measure Reknit beside PyTorch, torchrun and torchft, which it installs (4 GB); an hour; see docs/benchmarks.md
