@@ -53,16 +53,32 @@ impl Process {
 
     /// How long ago it was started, to the hundredth of a second.
     pub(crate) fn age(&self) -> io::Result<Duration> {
+        let [started] = self.times([19])?;
+        let uptime = std::fs::read_to_string("/proc/uptime")?;
+        let uptime = uptime.split(' ').next().and_then(|text| text.parse().ok());
+        let uptime: f64 = uptime.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+        Ok(Duration::from_secs_f64((uptime - started).max(0.0)))
+    }
+
+    /// What its threads have computed, in the kernel too, to the hundredth of a second.
+    pub(crate) fn processor_time(&self) -> io::Result<Duration> {
+        let [user, system] = self.times([11, 12])?;
+        Ok(Duration::from_secs_f64(user + system))
+    }
+
+    /// Times in seconds out of `/proc/PID/stat`, by their places after the name.
+    fn times<const N: usize>(&self, places: [usize; N]) -> io::Result<[f64; N]> {
         let broken = || io::Error::from(io::ErrorKind::InvalidData);
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid))?;
-        // The name in brackets may hold anything; of the fields after it the twentieth is the start since boot.
+        // The name in brackets may hold anything.
         let (_, fields) = stat.rsplit_once(')').ok_or_else(broken)?;
-        let ticks: u64 =
-            fields.split_whitespace().nth(19).and_then(|text| text.parse().ok()).ok_or_else(broken)?;
-        let uptime = std::fs::read_to_string("/proc/uptime")?;
-        let uptime: f64 = uptime.split(' ').next().and_then(|text| text.parse().ok()).ok_or_else(broken)?;
-        let started = ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
-        Ok(Duration::from_secs_f64((uptime - started).max(0.0)))
+        let fields: Vec<_> = fields.split_whitespace().collect();
+        let mut times = [0.0; N];
+        for (time, place) in times.iter_mut().zip(places) {
+            let ticks: u64 = fields.get(place).and_then(|text| text.parse().ok()).ok_or_else(broken)?;
+            *time = ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
+        }
+        Ok(times)
     }
 
     /// Signals it; a process that is gone already is no error.
@@ -221,6 +237,19 @@ mod tests {
         assert!(age <= start.elapsed() + Duration::from_millis(20), "{age:?}");
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn what_a_process_has_computed() {
+        let own = Process::open(std::process::id()).unwrap();
+        let start = std::time::Instant::now();
+        let before = own.processor_time().unwrap();
+        let mut now = before;
+        while now < before + Duration::from_millis(50) && start.elapsed() < Duration::from_secs(60) {
+            now = own.processor_time().unwrap();
+        }
+        let computed = now - before;
+        assert!(computed >= Duration::from_millis(50), "{computed:?} of {:?}", start.elapsed());
     }
 
     #[tokio::test]

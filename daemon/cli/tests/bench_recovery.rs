@@ -37,9 +37,12 @@ fn killed_workers_come_back_and_nothing_is_lost() {
     assert!(least <= median && median <= positive(&figures, "/kill_to_commit_ms/max"), "{figures}");
     // A step must be made after the loss.
     assert!(least > step / 4.0, "{figures}");
-    for path in ["/rejoin_ms/median", "/startup_ms/median", "/reshard_gb_s", "/phases_ms/total"] {
+    for path in ["/startup_ms/median", "/reshard_gb_s", "/phases_ms/total"] {
         positive(&figures, path);
     }
+    // It is whole again after the step without the lost worker.
+    let rejoin = positive(&figures, "/rejoin_ms/max");
+    assert!(positive(&figures, "/whole_again_ms/max") + 0.01 > least + rejoin, "{figures}");
     assert!(figures["bytes_moved"].as_u64().unwrap() > 1_000_000, "{figures}");
     let params = figures["job"]["params"].as_u64().unwrap();
     assert!((700_000..1_400_000).contains(&params), "{params}");
@@ -59,6 +62,8 @@ fn one_that_leaves_does_not_come_back() {
     assert_eq!(figures["rejoin_ms"], Value::Null);
     assert_eq!(figures["throughput"]["workers_percent"], 75.0);
     positive(&figures, "/throughput/kept_percent");
+    let lost = positive(&figures, "/throughput/lost_cores");
+    assert!(positive(&figures, "/throughput/stand_in_cores") <= lost * 1.05 + 0.01, "{figures}");
 }
 
 #[test]

@@ -21,8 +21,11 @@ pub(super) struct Figures {
     /// As `kill_to_commit_ms`, of workers that were stopped instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     frozen_to_commit_ms: Option<Spread>,
-    /// From the new process' first word until the first committed step that it took part in. Null when none came.
+    /// From the new process' first word, or from the first step without it if that came later, until the first committed
+    /// step that it took part in. Null when none came.
     rejoin_ms: Option<Most>,
+    /// From the signal until then.
+    whole_again_ms: Option<Most>,
     steps_lost_max: u64,
     samples_lost: u64,
     samples_repeated: u64,
@@ -65,6 +68,10 @@ struct Kept {
     kept_percent: f64,
     /// Workers left, in percent.
     workers_percent: f64,
+    /// Seconds of processor time a second that the lost worker took.
+    lost_cores: f64,
+    /// The same of what stands in for it.
+    stand_in_cores: f64,
 }
 
 /// What was trained.
@@ -105,12 +112,15 @@ impl Figures {
             after: rates.after.round(),
             kept_percent: tenths(rates.after / rates.before * 100.0),
             workers_percent: tenths((workers - 1.0) / workers * 100.0),
+            lost_cores: hundredths(rates.lost_cores),
+            stand_in_cores: hundredths(rates.stand_in_cores),
         });
         Ok(Self {
             step_ms: Middle { median: step_ms },
             kill_to_commit_ms,
             frozen_to_commit_ms,
             rejoin_ms: comebacks(&|comeback| comeback.rejoin),
+            whole_again_ms: comebacks(&|comeback| comeback.whole_again),
             steps_lost_max: losses.iter().map(|loss| loss.steps_lost).max().unwrap_or(0),
             samples_lost,
             samples_repeated,
@@ -162,8 +172,9 @@ impl Figures {
         }
         let rest = [
             ("start of the new process", &self.startup_ms),
-            ("up to its first step", &self.rejoin_ms),
+            ("up, and the others train, to its first step", &self.rejoin_ms),
             ("  that others waited for it", &self.stalled_ms),
+            (&*format!("{by} to the next step with everybody"), &self.whole_again_ms),
         ];
         for (name, most) in rest {
             if let Some(most) = most {
@@ -180,10 +191,15 @@ impl Figures {
             let moved = bytes_text(self.bytes_moved / self.losses.max(1) as u64);
             lines.push(format!("moved: {moved} a loss, {rate:.2} GB/s over the whole reshard phase"));
         }
-        if let Some(Kept { before, after, kept_percent, workers_percent }) = &self.throughput {
+        if let Some(Kept { before, after, kept_percent, workers_percent, lost_cores, stand_in_cores }) =
+            &self.throughput
+        {
             lines.push(format!(
                 "throughput: {before:.0} tokens/s with every worker, {after:.0} without one and its share of the cores: \
                  {kept_percent:.1} % goes on ({workers_percent:.1} % of the workers are left)"
+            ));
+            lines.push(format!(
+                "the lost worker took {lost_cores:.2} cores, and what stands in for it {stand_in_cores:.2}"
             ));
         }
         lines
@@ -206,6 +222,10 @@ impl Figures {
         }
         problems
     }
+}
+
+fn hundredths(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
 }
 
 fn tenths(value: f64) -> f64 {

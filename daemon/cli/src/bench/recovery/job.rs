@@ -1,12 +1,12 @@
 //! What is trained: a decoder of about as many parameters as asked for, and a text to go with it.
 
 use super::RecoveryArgs;
-use crate::bench::job::count;
+use crate::bench::job::{OPTIMIZER, count};
 use crate::failure::Failure;
 use reknit_layout::JobSpec;
 use reknit_layout::job::{
-    BatchPolicy, BatchSpec, CheckpointSpec, DataSpec, Dtype, ModelKind, ModelSpec, OptimizerSpec,
-    ParallelSpec, RecoverySpec, RunSpec,
+    BatchPolicy, BatchSpec, CheckpointSpec, DataSpec, Dtype, ModelKind, ModelSpec, ParallelSpec,
+    RecoverySpec, RunSpec,
 };
 use std::path::{Path, PathBuf};
 
@@ -78,16 +78,7 @@ pub(super) fn spec(args: &RecoveryArgs, text: &Path) -> Result<JobSpec, Failure>
         parallel: ParallelSpec { data: args.data, tensor: args.tensor, pipeline: 1, min_tensor: 1 },
         // Each replica computes its share at once.
         batch: BatchSpec { global, micro: global, policy: BatchPolicy::KeepGlobal },
-        optimizer: OptimizerSpec {
-            lr: 3e-4,
-            warmup_steps: 0,
-            decay_steps: 0,
-            min_lr: 3e-4,
-            betas: [0.9, 0.95],
-            eps: 1e-8,
-            weight_decay: 0.1,
-            grad_clip: 1.0,
-        },
+        optimizer: OPTIMIZER,
         data: DataSpec { files: vec![file], tokenizer: "bytes".to_owned() },
         recovery: RecoverySpec::default(),
         checkpoint: CheckpointSpec::default(),

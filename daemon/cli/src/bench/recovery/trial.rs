@@ -52,17 +52,32 @@ pub(super) struct Loss {
 pub(super) struct Comeback {
     /// From the start of the new process until it answered.
     pub(super) startup: f64,
-    /// From then until the first committed step that it took part in was seen here.
+    /// Until the first committed step that it took part in was seen here: from then, or from the first step without it if
+    /// that came later.
     pub(super) rejoin: f64,
+    /// The same from the signal.
+    pub(super) whole_again: f64,
     /// Between the last step without it and the first with it.
     pub(super) gap: f64,
 }
 
-/// Tokens a second.
+/// Tokens a second, and processor time in seconds a second.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Throughput {
     pub(super) before: f64,
     pub(super) after: f64,
+    /// What the lost worker took while it trained.
+    pub(super) lost_cores: f64,
+    /// What took its place.
+    pub(super) stand_in_cores: f64,
+}
+
+/// When a loss happened, as seen here.
+#[derive(Debug, Clone, Copy)]
+struct Times {
+    struck: Instant,
+    /// The first step without the lost worker was committed.
+    trains: Instant,
 }
 
 pub(super) struct Trial<'a> {
@@ -119,13 +134,13 @@ impl<'a> Trial<'a> {
             let place = self.places[number as usize % self.places.len()];
             self.progress.tell(&format!("loss {} of {repeats}: {place}", number + 1));
             self.settle(SETTLED).await?;
-            let mut loss = self.lose(place, f64::from(number) * GOLDEN).await?;
-            let comeback = self.comeback().await?;
+            let (mut loss, times) = self.lose(place, f64::from(number) * GOLDEN).await?;
+            let comeback = self.comeback(times).await?;
             self.progress.note(&format!(
-                "loss {} of {repeats}: {place}, {:.0} ms to the next step, back {:.0} ms after it was up",
+                "loss {} of {repeats}: {place}, {:.0} ms to the next step, whole again after {:.0} ms",
                 number + 1,
                 loss.to_commit,
-                comeback.rejoin
+                comeback.whole_again
             ));
             loss.comeback = Some(comeback);
             losses.push(loss);
@@ -133,19 +148,40 @@ impl<'a> Trial<'a> {
         self.finish(losses, None).await
     }
 
-    /// Loses one worker for good; something else has its share of the cores from then on.
+    /// Loses one worker for good; something else has its share of the cores from then on, as large as it was.
     pub(super) async fn leave(mut self) -> Result<Seen, Failure> {
         let place = self.places[self.places.len() - 1];
         self.progress.tell("the whole job trains");
-        self.settle(SETTLED + MEASURED).await?;
+        self.settle(SETTLED).await?;
+        let (_, pid, _) = self.worker_at(place).await?;
+        let (computed, start) = (self.processor_time(pid)?, Instant::now());
+        self.settle(MEASURED).await?;
+        let lost_cores = (self.processor_time(pid)? - computed).div_duration_f64(start.elapsed());
         let before = self.tokens_per_second()?;
-        let loss = self.lose(place, GOLDEN).await?;
-        let stand_in = StandIn::start().map_err(Failure::failed("a thread could not be started"))?;
+        let (loss, _) = self.lose(place, GOLDEN).await?;
+        let stand_in = StandIn::start(lost_cores);
+        let stand_in = stand_in.map_err(Failure::failed("a thread could not be started"))?;
         self.progress.tell(&format!("the job trains without {place}"));
         self.settle(SETTLED + MEASURED).await?;
         let after = self.tokens_per_second()?;
+        let stand_in_cores = stand_in.rate();
         drop(stand_in);
-        self.finish(vec![loss], Some(Throughput { before, after })).await
+        let throughput = Throughput { before, after, lost_cores, stand_in_cores };
+        self.finish(vec![loss], Some(throughput)).await
+    }
+
+    fn processor_time(&mut self, pid: u32) -> Result<Duration, Failure> {
+        let time = self.cluster.worker(pid)?.processor_time();
+        time.map_err(Failure::failed("what the worker has computed"))
+    }
+
+    /// The job's epoch, and the worker's process and GPU.
+    async fn worker_at(&mut self, place: Place) -> Result<(u64, u32, String), Failure> {
+        let request = GetJobRequest { name: NAME.to_owned() };
+        let job = self.admin.get_job(request).await.map_err(refused)?.into_inner();
+        let worker = job.workers.into_iter().find(|worker| worker.place == place.to_string());
+        let found = worker.and_then(|worker| Some((job.epoch, worker.pid, worker.worker?.gpu)));
+        found.ok_or_else(|| Failure::Failed(format!("no worker is at {place}")))
     }
 
     fn tokens_per_second(&self) -> Result<f64, Failure> {
@@ -219,12 +255,8 @@ impl<'a> Trial<'a> {
     }
 
     /// `moment`: how far into the step, in steps.
-    async fn lose(&mut self, place: Place, moment: f64) -> Result<Loss, Failure> {
-        let request = GetJobRequest { name: NAME.to_owned() };
-        let job = self.admin.get_job(request).await.map_err(refused)?.into_inner();
-        let worker = job.workers.iter().find(|worker| worker.place == place.to_string());
-        let key = worker.and_then(|worker| Some((worker.pid, worker.worker.clone()?)));
-        let (pid, key) = key.ok_or_else(|| Failure::Failed(format!("no worker is at {place}")))?;
+    async fn lose(&mut self, place: Place, moment: f64) -> Result<(Loss, Times), Failure> {
+        let (epoch, pid, gpu) = self.worker_at(place).await?;
         let (signal, kind) = match self.blow {
             Blow::Kill => (Signal::KILL, FaultKind::WorkerKilled),
             Blow::Stop => (Signal::STOP, FaultKind::Frozen),
@@ -232,17 +264,16 @@ impl<'a> Trial<'a> {
         let step = self.record.whole_step_ms().last().copied().unwrap_or(0.0);
         sleep(Duration::from_secs_f64(step * moment.fract() / 1e3)).await;
         let process = self.cluster.worker(pid)?;
-        let (time_us, start) = (now_us(), Instant::now());
+        let (time_us, struck) = (now_us(), Instant::now());
         process.signal(signal).map_err(Failure::failed("the signal"))?;
-        let epoch = job.epoch;
         let fault = self.record.faults.len();
-        self.newcomer = Newcomer { gpu: key.gpu.clone(), ..Newcomer::default() };
-        self.record.fault(kind, place.to_string(), key.gpu, time_us);
+        self.newcomer = Newcomer { gpu: gpu.clone(), ..Newcomer::default() };
+        self.record.fault(kind, place.to_string(), gpu, time_us);
         let committed = self.until("the first step after the loss", |_, event, at| match &event.event {
             Some(Event::Step(step)) if step.epoch > epoch => Some(at),
             Some(_) | None => None,
         });
-        let to_commit = ms(committed.await? - start);
+        let times = Times { struck, trains: committed.await? };
         let over = |record: &Record| {
             let incident = record.faults.get(fault)?.incident.clone()?;
             Some((record.phases(fault)?, incident))
@@ -251,19 +282,20 @@ impl<'a> Trial<'a> {
             Some(over) => over,
             None => self.until("the incident's end", |record, _, _| over(record)).await?,
         };
-        Ok(Loss {
-            to_commit,
+        let loss = Loss {
+            to_commit: ms(times.trains - struck),
             phases,
             named: incident.kind == kind.name() && incident.place == place.to_string(),
             kind: incident.kind,
             steps_lost: incident.steps_lost,
             bytes_moved: incident.bytes_moved,
             comeback: None,
-        })
+        };
+        Ok((loss, times))
     }
 
     /// Waits until the job is whole again and has committed a step.
-    async fn comeback(&mut self) -> Result<Comeback, Failure> {
+    async fn comeback(&mut self, times: Times) -> Result<Comeback, Failure> {
         let (at, gap) = self
             .until("the return of the lost worker", |record, event, at| match &event.event {
                 Some(Event::Step(step)) if !step.complete && record.standing().whole => {
@@ -275,7 +307,12 @@ impl<'a> Trial<'a> {
             .await?;
         let unseen = || Failure::Failed("the job is whole again, but nobody came up".to_owned());
         let (up, age) = self.newcomer.up.take().ok_or_else(unseen)?;
-        Ok(Comeback { startup: ms(age), rejoin: ms(at - up), gap: gap.unwrap_or(0.0) })
+        Ok(Comeback {
+            startup: ms(age),
+            rejoin: ms(at - up.max(times.trains)),
+            whole_again: ms(at - times.struck),
+            gap: gap.unwrap_or(0.0),
+        })
     }
 
     /// Waits until the samples of all steps so far are accounted for, and stops the job.

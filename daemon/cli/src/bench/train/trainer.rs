@@ -1,9 +1,10 @@
 //! Steps, and how long they take.
 
 use super::member::Member;
+use crate::bench::job::OPTIMIZER;
 use crate::failure::Failure;
 use crate::local::median;
-use reknit_layout::job::{ModelSpec, OptimizerSpec};
+use reknit_layout::job::ModelSpec;
 use reknit_layout::{Step, Units};
 use reknit_model::{Batch, Shard, Team};
 use reknit_plane::host::HostPlane;
@@ -16,18 +17,6 @@ use std::time::{Duration, Instant};
 const TOLD_STEPS: [u64; 5] = [1, 2, 3, 5, 10];
 /// The first steps make the buffers.
 const WARM_UP: usize = 2;
-
-/// A constant rate, so that no length of a run shows in it.
-const OPTIMIZER: OptimizerSpec = OptimizerSpec {
-    lr: 3e-4,
-    warmup_steps: 0,
-    decay_steps: 0,
-    min_lr: 3e-4,
-    betas: [0.9, 0.95],
-    eps: 1e-8,
-    weight_decay: 0.1,
-    grad_clip: 1.0,
-};
 
 pub(super) struct Setting {
     pub(super) model: ModelSpec,
