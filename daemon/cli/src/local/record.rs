@@ -244,12 +244,13 @@ impl Record {
         (over && !known).then_some(Moment::Recovered(index))
     }
 
-    /// The fault that an incident tells of: known by its id, else the newest one at that place or GPU without one.
+    /// The fault that an incident tells of: known by its id, else the newest one at that place or GPU without one. That a
+    /// worker is slow, or no more, tells of none.
     fn fault_of(&self, incident: &Incident) -> Option<usize> {
         let known = |fault: &Fault| fault.incident.as_ref().is_some_and(|known| known.id == incident.id);
         let fits = |fault: &Fault| {
             fault.incident.is_none()
-                && incident.kind != "planned"
+                && !matches!(incident.kind.as_str(), "planned" | "slow")
                 && (incident.gpu == fault.gpu || incident.place == fault.place)
         };
         self.faults.iter().position(known).or_else(|| self.faults.iter().rposition(fits))

@@ -91,6 +91,16 @@ fn an_incident_belongs_to_the_fault_at_its_place() {
     let rejoin = Incident { id: 3, kind: "planned".to_owned(), ..open.clone() };
     let healed = Incident { recovered_us: 9_000, ..open.clone() };
     let mut told = |incident: &Incident| record.observe(&event(0, Event::Incident(incident.clone())));
+    // It was slow before it was lost, and is not any more.
+    let slow = Incident {
+        id: 4,
+        kind: "slow".to_owned(),
+        signal: "slow".to_owned(),
+        recovered_us: 4_000,
+        ..open.clone()
+    };
+    let cleared = Moment::Changed { what: "slow".to_owned(), place: "1.0.2".to_owned(), ms: 1.0 };
+    assert_eq!(told(&slow), Some(cleared));
     assert_eq!(told(&elsewhere), None);
     assert_eq!(told(&open), None);
     assert_eq!(told(&rejoin), None);
@@ -100,7 +110,7 @@ fn an_incident_belongs_to_the_fault_at_its_place() {
     let changed = Moment::Changed { what: "gpu returned".to_owned(), place: "1.0.2".to_owned(), ms: 4.0 };
     assert_eq!(told(&rejoined), Some(changed));
     assert_eq!(record.phases(0).unwrap().total, 8.0);
-    assert_eq!(record.others.keys().copied().collect::<Vec<_>>(), [2, 3]);
+    assert_eq!(record.others.keys().copied().collect::<Vec<_>>(), [2, 3, 4]);
 }
 
 #[test]
