@@ -1,8 +1,8 @@
 //! Gradients leave while the backward pass still runs.
 
 use crate::support::{State, batch, lively, model, scattered, together};
-use reknit_layout::job::ModelSpec;
 use reknit_layout::Axis;
+use reknit_layout::job::ModelSpec;
 use reknit_model::{Alone, Batch, Bucket, GradientSink, Shard, ShardError, StepError};
 use std::convert::Infallible;
 
