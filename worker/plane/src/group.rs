@@ -72,7 +72,7 @@ pub enum Op {
     },
     /// Rank `r` is sent `send[r]` of this rank's buffer, and what rank `r` sends comes to `receive[r]`. The rest of the
     /// buffer stays as it is. A range in `receive` overlaps no other, neither there nor in `send`; only what a rank sends
-    /// itself may stay in place.
+    /// itself may stay in place. Two ranks that exchange nothing do not wait for each other.
     AllToAllV {
         buffer: Buffer,
         send: Vec<Range<usize>>,

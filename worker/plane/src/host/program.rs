@@ -286,18 +286,23 @@ impl Ranks {
         }
     }
 
-    /// The counts of two ranks differ; each message's length is checked instead.
+    /// The counts of two ranks differ; each message's length is checked instead. Empty ones do not go: a rank that only sends
+    /// would wait for whom it sends to, in every operation.
     fn all_to_all(self, kind: Kind, send: &[Range<usize>], receive: &[Range<usize>]) -> Program {
         let place = |range: &Range<usize>| span(Space::Data, range.start, range.len(), kind);
         let (from, to) = (place(&send[self.rank]), place(&receive[self.rank]));
         let then = if from == to { Vec::new() } else { vec![Step::Copy { from, to }] };
+        let mut round = self.exchange(|to| place(&send[to]), |from| place(&receive[from]), then);
+        for transfers in [&mut round.sends, &mut round.receives] {
+            transfers.retain(|transfer| transfer.span.len > 0);
+        }
         Program {
             code: OpCode::AllToAllV,
             digest: digest(&[OpCode::AllToAllV as u64, kind_code(kind)]),
             channel: Channel::Group,
             kind,
             scratch: 0,
-            rounds: vec![self.exchange(|to| place(&send[to]), |from| place(&receive[from]), then)],
+            rounds: vec![round],
         }
     }
 

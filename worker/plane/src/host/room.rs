@@ -51,6 +51,8 @@ struct Inside {
     phase: Phase,
     /// A waiting thread moves the data and hears of all events.
     driven: bool,
+    /// The engine does not hear of them: it would only get in the way of the driver.
+    unwatched: bool,
     stopping: bool,
 }
 
@@ -97,6 +99,7 @@ impl Room {
             inside: Mutex::new(Inside {
                 phase: Phase::Open(Box::new(member)),
                 driven: false,
+                unwatched: false,
                 stopping: false,
             }),
             claimed: AtomicBool::new(false),
@@ -147,6 +150,7 @@ impl Room {
     pub(super) fn serve(&self) -> State {
         let mut inside = lock(&self.inside);
         if inside.driven || self.claimed.load(Ordering::Relaxed) {
+            self.unwatch(&mut inside);
             return State::Idle;
         }
         self.collect(&mut inside, &mut Vec::with_capacity(EVENTS), Duration::ZERO);
@@ -168,8 +172,6 @@ impl Room {
             return false;
         }
         inside.driven = true;
-        // The engine would only get in the way. Failing that, it does.
-        let _ = self.hub.watch(self, false);
         inside.wake();
         let mut events = Vec::with_capacity(EVENTS);
         let mut spin_until = None;
@@ -183,6 +185,9 @@ impl Room {
                 spin_until = None;
             } else if now < *spin_until.get_or_insert(now + self.spin) {
                 let look = inside.has_plain_sockets();
+                if look {
+                    self.unwatch(&mut inside);
+                }
                 drop(inside);
                 std::hint::spin_loop();
                 inside = lock(&self.inside);
@@ -190,6 +195,7 @@ impl Room {
                     self.collect(&mut inside, &mut events, Duration::ZERO);
                 }
             } else {
+                self.unwatch(&mut inside);
                 if self.sleep(&mut inside) {
                     let until = inside.next_deadline().map_or(until, |next| next.min(until));
                     drop(inside);
@@ -206,8 +212,19 @@ impl Room {
         if state == State::More || !self.sleep(&mut inside) || state == State::Over {
             self.ring();
         }
-        let _ = self.hub.watch(self, true);
+        if std::mem::take(&mut inside.unwatched) {
+            let _ = self.hub.watch(self, true);
+        }
         true
+    }
+
+    /// From now on until the driver is done. Only once it looks for events: an operation often ends before that, and each
+    /// change costs a system call. Failing that, the engine gets in the way.
+    fn unwatch(&self, inside: &mut Inside) {
+        if !inside.unwatched {
+            inside.unwatched = true;
+            let _ = self.hub.watch(self, false);
+        }
     }
 
     /// The sign of life of this rank is over.

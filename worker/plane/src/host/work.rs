@@ -191,8 +191,10 @@ pub(super) struct HostWork {
 impl Work for HostWork {
     fn wait(self: Box<Self>) -> Result<Buffer, PlaneError> {
         let (shared, until) = (&self.room.shared, self.deadline + MARGIN);
-        // Another thread that waits in the same group, or the engine, may be at it.
-        self.room.drive(&self.slot, until);
+        if !self.slot.is_set() {
+            // Another thread that waits in the same group, or the engine, may be at it.
+            self.room.drive(&self.slot, until);
+        }
         let Some(end) = self.slot.take(until) else {
             let error = shared.fail(shared.late(None, self.what, self.limit));
             self.room.ring();
