@@ -27,12 +27,15 @@ pub enum ReshardError {
     Unexpected(#[from] ArrivalError),
 }
 
-/// Payload of a round for one peer, in bytes. It stays in the cache between reading, summing and sending, and is long
-/// against what a round costs; see `examples/reshard_rate.rs`.
-pub const CHUNK: usize = 512 << 10;
+/// Payload of a round for one peer, in bytes. Two of them about fill a shared ring, so that the sender need not
+/// wait while the receiver places one; and it is long against what a round costs. See `examples/reshard_rate.rs`.
+pub const CHUNK: usize = 256 << 10;
+
+/// Payload behind one checksum at most: summed while it is still in the cache, after it was read and before it is placed.
+const PIECE: usize = 32 << 10;
 
 /// Rounds that are on their way before the first of them is waited for.
-const AHEAD: usize = 2;
+const AHEAD: usize = 4;
 
 /// Epoch, number of the transfer in the plan, where in its block the piece begins, its length, CRC-32; little-endian.
 const HEADER: usize = 8 + 4 + 8 + 8 + 4;
@@ -119,7 +122,7 @@ impl Exchange<'_> {
                     rounds.push(Vec::new());
                     room = self.chunk;
                 }
-                let len = room.min(end - at);
+                let len = room.min(end - at).min(PIECE);
                 if let Some(round) = rounds.last_mut() {
                     round.push(Piece { number: *number, transfer, at, len });
                 }
