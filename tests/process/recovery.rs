@@ -47,6 +47,40 @@ async fn a_killed_worker_and_a_lost_gpu_cost_at_most_the_step_in_flight() -> Res
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_spare_takes_the_place_of_a_lost_gpu() -> Result<()> {
+    let mut lab = Lab::start(LabOptions { gpus: 5, ..LabOptions::default() }).await?;
+    let mut watch = lab.watch().await?;
+    lab.submit(TestJob { recovery: "spares = 1", ..TestJob::default() }).await?;
+    watch.until_step(5).await?;
+    ensure!(watch.degrees() == [4, 4]);
+    let gpu = async |lab: &Lab| -> Result<Option<String>> {
+        let workers = lab.job().await?.workers;
+        Ok(workers
+            .into_iter()
+            .find(|worker| worker.place == "0.0.1")
+            .and_then(|worker| Some(worker.worker?.gpu)))
+    };
+    let lost = gpu(&lab).await?;
+
+    // It never comes back, and the group is whole again.
+    lab.lose_gpu(0, 1)?;
+    watch
+        .until("a layout with the spare", |seen| {
+            let since = seen.layouts.iter().skip(1).map(|layout| &layout.degrees);
+            since.eq([&[3, 4], &[4, 4]])
+        })
+        .await?;
+    watch.steps(12).await?;
+    let spare = gpu(&lab).await?;
+    ensure!(spare.is_some() && spare != lost, "{spare:?} has the place of {lost:?}");
+    ensure!((watch.samples_missing, watch.samples_repeated) == (0, 0));
+    let incidents = lab.incidents().await?;
+    let lost = find(&incidents, "gpu_lost", "0.0.1")?;
+    ensure!(lost.steps_lost <= 1, "{lost:#?}");
+    lab.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_kill_during_the_recovery_ends_in_a_right_layout_too() -> Result<()> {
     let mut lab = Lab::start(LabOptions { rejoin_hold_ms: 1500, ..LabOptions::default() }).await?;
     let mut watch = lab.watch().await?;

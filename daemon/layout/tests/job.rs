@@ -151,7 +151,6 @@ fn what_can_be_planned_but_not_trained_is_refused_where_it_is_submitted() {
             "policy = \"shrink\"",
             "batch.policy = \"shrink\" is not supported yet: allowed is \"keep_global\"",
         ),
-        ("spares", "spares = 1", "recovery.spares = 1 is not supported yet: allowed is 0"),
         ("power_boost", "power_boost = true", "recovery.power_boost = true is not supported yet"),
     ] {
         let text = with(key, line);

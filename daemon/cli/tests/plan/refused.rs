@@ -111,7 +111,7 @@ fn wrong_job_files() {
 #[test]
 fn what_can_only_be_planned_is_planned_but_not_submitted() {
     let folder = tempfile::tempdir().unwrap();
-    for line in ["pipeline = 2", "policy = \"shrink\"", "spares = 3", "power_boost = true"] {
+    for line in ["pipeline = 2", "policy = \"shrink\"", "power_boost = true"] {
         std::fs::write(folder.path().join("job.toml"), with(line)).unwrap();
         let output = reknit_in(folder.path(), &["plan", "--job", "job.toml", "--fail", "0.0.1"]);
         assert!(output.status.success(), "{line}: {}", text(output.stderr));

@@ -22,11 +22,7 @@ impl JobSpec {
         require(self.batch.policy == BatchPolicy::KeepGlobal, "batch.policy", || {
             "= \"shrink\" is not supported yet: allowed is \"keep_global\"".into()
         })?;
-        let recovery = &self.recovery;
-        require(recovery.spares == 0, "recovery.spares", || {
-            format!("= {} is not supported yet: allowed is 0", recovery.spares)
-        })?;
-        require(!recovery.power_boost, "recovery.power_boost", || {
+        require(!self.recovery.power_boost, "recovery.power_boost", || {
             "= true is not supported yet: allowed is false".into()
         })
     }
