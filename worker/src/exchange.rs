@@ -26,6 +26,7 @@ use crate::parcels::{Parcel, pack, unpack};
 use crate::sync::SyncPlan;
 use reknit_model::{Bucket, GradientSink, Real, Shard, ShardError};
 use reknit_plane::{Element, Op, Reduce};
+use std::collections::HashMap;
 use std::ops::Range;
 
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +69,7 @@ pub struct Exchange<T> {
     parcels: Vec<Parcel>,
     /// Of each parcel.
     flights: Vec<Flight<T>>,
+    idle: Idle<T>,
     /// Parcels that have left, and of these the ones that are back.
     left: usize,
     landed: usize,
@@ -77,16 +79,32 @@ pub struct Exchange<T> {
     norm: bool,
 }
 
-/// One parcel in one step. Its buffers are kept for the next.
+/// Buffers that no parcel needs at present, by length: parcels are alike from layer to layer, so that a few buffers serve
+/// all of them, and are still in the cache.
+#[derive(Debug, Default)]
+struct Idle<T>(HashMap<usize, Vec<Vec<T>>>);
+
+impl<T: Real> Idle<T> {
+    /// What it holds is not told.
+    fn take(&mut self, len: usize) -> Vec<T> {
+        let idle = self.0.get_mut(&len).and_then(Vec::pop);
+        idle.unwrap_or_else(|| vec![T::ZERO; len])
+    }
+
+    fn put(&mut self, buffer: Vec<T>) {
+        self.0.entry(buffer.len()).or_default().push(buffer);
+    }
+}
+
+/// One parcel in one step.
 #[derive(Debug)]
 struct Flight<T> {
     stage: Stage,
     work: Option<Running>,
     /// The gradients taken out of the shard so far, by bucket.
     own: Vec<Vec<T>>,
-    /// What this rank gives to others and what they give to it, and its column.
+    /// What this rank gives to others and what they give to it.
     passing: Vec<T>,
-    column: Vec<T>,
     /// Of the gradients that came back.
     squares: f64,
 }
@@ -104,14 +122,7 @@ enum Stage {
 
 impl<T> Flight<T> {
     fn new() -> Self {
-        Self {
-            stage: Stage::Loading,
-            work: None,
-            own: Vec::new(),
-            passing: Vec::new(),
-            column: Vec::new(),
-            squares: 0.0,
-        }
+        Self { stage: Stage::Loading, work: None, own: Vec::new(), passing: Vec::new(), squares: 0.0 }
     }
 
     /// The stage's operation, if there is one, has ended.
@@ -130,6 +141,7 @@ impl<T: Real + Element> Exchange<T> {
         Self {
             groups,
             flights: parcels.iter().map(|_| Flight::new()).collect(),
+            idle: Idle(HashMap::new()),
             parcels,
             left: 0,
             landed: 0,
@@ -199,14 +211,14 @@ impl<T: Real + Element> Exchange<T> {
 
     /// Waits for the end of the parcel's stage and enters the next.
     fn move_on(&mut self, number: usize, shard: &mut Shard<T>) -> Result<(), ExchangeError> {
-        let Self { groups, parcels, flights, .. } = self;
+        let Self { groups, parcels, flights, idle, .. } = self;
         let (parcel, flight) = (&parcels[number], &mut flights[number]);
         let work = flight.work.take();
         match flight.stage {
             Stage::Loading => {
                 flight.stage = Stage::HandedOver;
                 if let Some(handover) = groups.handover.as_mut().filter(|_| parcel.crossing) {
-                    flight.hand_over(parcel, handover);
+                    flight.hand_over(parcel, idle, handover);
                 }
             }
             Stage::HandedOver => {
@@ -215,13 +227,13 @@ impl<T: Real + Element> Exchange<T> {
                 }
                 flight.stage = Stage::Summed;
                 if let Some(hosts) = groups.column.as_mut().filter(|_| parcel.column > 0) {
-                    flight.sum(parcel, hosts);
+                    flight.sum(parcel, idle, hosts);
                 }
             }
             Stage::Summed => {
                 if let (Some(hosts), Some(work)) = (&groups.column, work) {
-                    flight.column = numbers(hosts.wait(work)?)?;
-                    flight.keep_own(parcel);
+                    let column = numbers(hosts.wait(work)?)?;
+                    flight.keep_own(parcel, column, idle);
                 }
                 flight.stage = Stage::Returned;
                 if let Some(giveback) = groups.giveback.as_mut().filter(|_| parcel.crossing) {
@@ -232,6 +244,7 @@ impl<T: Real + Element> Exchange<T> {
                 if let (Some(giveback), Some(work)) = (&groups.giveback, work) {
                     flight.passing = numbers(giveback.wait(work)?)?;
                     unpack(&parcel.give, &flight.passing, &mut flight.own);
+                    idle.put(std::mem::take(&mut flight.passing));
                 }
                 flight.stage = Stage::Landed;
                 flight.land(parcel, shard, self.norm)?;
@@ -244,8 +257,8 @@ impl<T: Real + Element> Exchange<T> {
 }
 
 impl<T: Real + Element> Flight<T> {
-    fn hand_over(&mut self, parcel: &Parcel, group: &mut Communicator) {
-        self.passing.resize(parcel.passing(), T::ZERO);
+    fn hand_over(&mut self, parcel: &Parcel, idle: &mut Idle<T>, group: &mut Communicator) {
+        self.passing = idle.take(parcel.passing());
         pack(&parcel.give, &self.own, &mut self.passing);
         self.pass(&parcel.given, &parcel.handed, group);
     }
@@ -256,24 +269,27 @@ impl<T: Real + Element> Flight<T> {
         self.work = Some(group.submit(Op::AllToAllV { buffer, send, receive }));
     }
 
-    fn sum(&mut self, parcel: &Parcel, hosts: &mut Communicator) {
-        let mut buffer = std::mem::take(if parcel.whole { &mut self.own[0] } else { &mut self.column });
-        if !parcel.whole {
-            buffer.resize(parcel.column, T::ZERO);
-            pack(&parcel.keep, &self.own, &mut buffer);
-            pack(&parcel.take, std::slice::from_ref(&self.passing), &mut buffer);
-        }
+    fn sum(&mut self, parcel: &Parcel, idle: &mut Idle<T>, hosts: &mut Communicator) {
+        let buffer = if parcel.whole {
+            std::mem::take(&mut self.own[0])
+        } else {
+            let mut column = idle.take(parcel.column);
+            pack(&parcel.keep, &self.own, &mut column);
+            pack(&parcel.take, std::slice::from_ref(&self.passing), &mut column);
+            column
+        };
         let reduce = Reduce::Sum;
         self.work = Some(hosts.submit(Op::AllReduce { reduce, buffer: T::wrap(buffer) }));
     }
 
     /// Takes the summed gradients that are this rank's out of its column, and those to be returned.
-    fn keep_own(&mut self, parcel: &Parcel) {
+    fn keep_own(&mut self, parcel: &Parcel, column: Vec<T>, idle: &mut Idle<T>) {
         if parcel.whole {
-            self.own[0] = std::mem::take(&mut self.column);
+            self.own[0] = column;
         } else {
-            unpack(&parcel.keep, &self.column, &mut self.own);
-            unpack(&parcel.take, &self.column, std::slice::from_mut(&mut self.passing));
+            unpack(&parcel.keep, &column, &mut self.own);
+            unpack(&parcel.take, &column, std::slice::from_mut(&mut self.passing));
+            idle.put(column);
         }
     }
 

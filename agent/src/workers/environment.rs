@@ -28,6 +28,13 @@ const NAMES: [&str; 13] = [
 /// Of the libraries that a worker uses.
 const PREFIXES: [&str; 9] = ["LC_", "CUDA_", "NVIDIA_", "NCCL_", "UCX_", "FI_", "OMP_", "OPENBLAS_", "MKL_"];
 
+/// Settings of the C library's allocator. Blocks above 640 KiB go back to the system when they are freed, also after the
+/// first: a worker's state changes at each reshard, and the library would keep what the old one took. Products pack matrices
+/// into smaller ones, which come and go all the time: they stay. The largest are made of huge pages, where a first touch
+/// costs a quarter.
+const MALLOC: &str =
+    "glibc.malloc.mmap_threshold=655360:glibc.malloc.trim_threshold=1310720:glibc.malloc.hugetlb=1";
+
 /// The worker's whole environment.
 pub(super) fn of_worker(
     own: impl Iterator<Item = (OsString, OsString)>,
@@ -43,11 +50,7 @@ pub(super) fn of_worker(
         ("REKNIT_JOB", worker.job.clone()),
         ("REKNIT_GPU_INDEX", index.to_string()),
         ("REKNIT_WORKER", format!("{}/{}/{}", worker.job, worker.key.gpu, worker.key.incarnation)),
-        // Large blocks go back to the system when they are freed, also after the first: a worker makes its state anew at
-        // each reshard, and the C library would keep what the old one took. Products pack matrices
-        // into smaller ones, which come and go all the time: they stay.
-        ("MALLOC_MMAP_THRESHOLD_", (640 << 10).to_string()),
-        ("MALLOC_TRIM_THRESHOLD_", (1280 << 10).to_string()),
+        ("GLIBC_TUNABLES", MALLOC.to_owned()),
         (SPAWN, spawn.to_owned()),
     ];
     let inherited = own.filter(|(name, _)| is_passed_on(name) && name != "CUDA_VISIBLE_DEVICES");

@@ -239,8 +239,10 @@ fn memory_comes_back_after_reshards() {
     let output = std::process::Command::new(std::env::current_exe().expect("this test"))
         .args(["--exact", "memory_comes_back_after_reshards", "--nocapture"])
         .env(CHILD, "1")
-        .env("MALLOC_MMAP_THRESHOLD_", (640 << 10).to_string())
-        .env("MALLOC_TRIM_THRESHOLD_", (1280 << 10).to_string())
+        .env(
+            "GLIBC_TUNABLES",
+            "glibc.malloc.mmap_threshold=655360:glibc.malloc.trim_threshold=1310720:glibc.malloc.hugetlb=1",
+        )
         .output()
         .expect("a process");
     let text = String::from_utf8_lossy(&output.stdout);
