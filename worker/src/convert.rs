@@ -126,15 +126,11 @@ fn timeouts(timeouts: &v1::Timeouts) -> Result<Timeouts, ConvertError> {
         0 => Err(ConvertError::Missing(field)),
         value => Ok(Duration::from_millis(value.into())),
     };
-    let progress = millis("timeouts.progress_ms", timeouts.progress_ms)?;
     Ok(Timeouts {
         operation: millis("timeouts.operation_ms", timeouts.operation_ms)?,
         join: millis("timeouts.join_ms", timeouts.join_ms)?,
-        progress,
-        stall: match timeouts.stall_ms {
-            0 => progress,
-            stall => Duration::from_millis(stall.into()),
-        },
+        progress: millis("timeouts.progress_ms", timeouts.progress_ms)?,
+        stall: millis("timeouts.stall_ms", timeouts.stall_ms)?,
     })
 }
 
@@ -240,13 +236,12 @@ mod tests {
     #[test]
     fn no_duration_of_a_welcome_is_nothing() {
         let whole = v1::Timeouts { operation_ms: 4, join_ms: 3, progress_ms: 2, stall_ms: 1 };
-        let stall = |timeouts: &v1::Timeouts| self::timeouts(timeouts).unwrap().stall.as_millis();
-        assert_eq!(stall(&whole), 1);
-        assert_eq!(stall(&v1::Timeouts { stall_ms: 0, ..whole }), 2, "as often as progress is told");
+        assert_eq!(timeouts(&whole).unwrap().stall.as_millis(), 1);
         for (field, broken) in [
             ("operation", v1::Timeouts { operation_ms: 0, ..whole }),
             ("join", v1::Timeouts { join_ms: 0, ..whole }),
             ("progress", v1::Timeouts { progress_ms: 0, ..whole }),
+            ("stall", v1::Timeouts { stall_ms: 0, ..whole }),
         ] {
             let why = timeouts(&broken).unwrap_err().to_string();
             assert_eq!(why, format!("field timeouts.{field}_ms is missing"));

@@ -219,8 +219,9 @@ pub struct Team<T> {
     pub exchange: Exchange<T>,
     /// The first ranks of all groups, for one that is first in its own; `None` too when there is one group.
     pub speakers: Option<Communicator>,
-    /// The lowest rank of each replica speaks for its loss, and the first training replica for the norm.
-    pub speaks_for_loss: bool,
+    /// Those that train.
+    pub replicas: usize,
+    /// The first training replica speaks for the norm.
     pub speaks_for_norm: bool,
 }
 
@@ -346,7 +347,7 @@ pub fn join_all<'a, T: Real + Element>(
                 };
                 let speaks_for_norm = seat.sync.first_replica == seat.place.replica;
                 Some(Team {
-                    speaks_for_loss: tensor.rank() == 0,
+                    replicas: seat.sync.replicas,
                     speaks_for_norm,
                     layout: seat.layout.clone(),
                     place: seat.place,
@@ -395,14 +396,12 @@ impl<T: Real + Element> Team<T> {
     pub fn gather(&mut self, value: u32, largest: usize) -> Result<Vec<u32>, CommError> {
         /// Stands for a member that is not there.
         const NOBODY: f64 = -1.0;
-        let first = f64::from(u8::from(self.tensor.rank() == 0));
-        let groups = self.sum(vec![first])?.first().map_or(0, |groups| *groups as usize);
         let mut values = collect(&mut self.tensor, &[f64::from(value)])?;
         values.resize(largest, NOBODY);
         if let Some(speakers) = &mut self.speakers {
             values = collect(speakers, &values)?;
         }
-        values.resize(largest * groups, NOBODY);
+        values.resize(largest * self.replicas, NOBODY);
         let values = self.pass_on(values)?;
         Ok(values.into_iter().filter(|value| *value >= 0.0).map(|value| value as u32).collect())
     }

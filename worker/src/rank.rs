@@ -1,5 +1,6 @@
 //! One rank's state and work: prepare an epoch, resume, train a step.
 
+mod checkpoint;
 mod error;
 
 use crate::abort::Aborts;
@@ -9,19 +10,15 @@ use crate::groups::{Joined, Team};
 use crate::messages::{Committed, Phase, Prepare, Share, StepPart, StepVote, Timeouts, WorkerState};
 use crate::pace::Pace;
 use crate::reshard::Exchange;
-use crate::saver::{LoadError, Saver};
+use crate::saver::Saver;
 use crate::session::Outbox;
 pub use error::RankError;
-use reknit_checkpoint::{Checkpoint, Heading, SavedVote, Snapshot, to_write};
-use reknit_layout::job::ModelSpec;
 use reknit_layout::{Axis, Epoch, Holding, JobSpec, Layout, Place, Step, Units, WorkerKey};
 use reknit_model::{Real, Shard};
 use reknit_plane::{AbortReason, Element, Plane};
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tracing::info;
 
 /// What a rank is given once.
 #[derive(Clone)]
@@ -86,16 +83,8 @@ struct Next<T: Real> {
     /// Of `step`, where it comes from a checkpoint.
     vote: Option<StepVote>,
     team: Option<Team<T>>,
-    state: NextState<T>,
-}
-
-/// What becomes of the shard at the commit.
-#[derive(Debug)]
-enum NextState<T: Real> {
-    /// It adopts what came for it, if anything did.
-    Held,
-    /// Another takes its place.
-    New(Box<Shard<T>>),
+    /// Takes the place of what is held, which else adopts what came for it.
+    shard: Option<Box<Shard<T>>>,
 }
 
 /// A preparation that is done.
@@ -256,7 +245,7 @@ impl<T: Real + Element> Rank<T> {
         let mut vote = None;
         let mut new = match (&owned, &prepare.checkpoint) {
             (Some(owned), Some(folder)) => {
-                let (shard, saved) = load(model, folder, step, owned)?;
+                let (shard, saved) = checkpoint::load(model, folder, step, owned)?;
                 vote = saved;
                 Some(shard)
             }
@@ -300,8 +289,7 @@ impl<T: Real + Element> Rank<T> {
             shard.check_arrived()?;
             replicated_digest = shard.replicated_digest();
         }
-        let state = new.map_or(NextState::Held, |new| NextState::New(Box::new(new)));
-        self.next = Some(Next { epoch: prepare.epoch, step, vote, team, state });
+        self.next = Some(Next { epoch: prepare.epoch, step, vote, team, shard: new.map(Box::new) });
         Ok(Prepared { step, replicated_digest, bytes_received })
     }
 
@@ -328,10 +316,7 @@ impl<T: Real + Element> Rank<T> {
                 self.vote = next.vote.or(self.vote);
                 self.attempt = None;
                 self.team = next.team;
-                match next.state {
-                    NextState::Held => {}
-                    NextState::New(shard) => self.shard = Some(*shard),
-                }
+                self.shard = next.shard.map(|new| *new).or(self.shard.take());
                 if let Some(shard) = &mut self.shard {
                     shard.adopt();
                     shard.set_team(Arc::clone(&self.setting.threads));
@@ -407,12 +392,12 @@ impl<T: Real + Element> Rank<T> {
 
         pace.enter(StepPart::Vote);
         // The vote: success means that every member has every reduced gradient of this step.
-        let norm = match (team.speaks_for_norm, team.tensor.rank()) {
-            (true, 0) => team.exchange.norm_squared() + shard.replicated_norm_squared(),
-            (true, _) => team.exchange.norm_squared(),
-            (false, _) => 0.0,
-        };
-        let loss = if team.speaks_for_loss { loss / tokens } else { 0.0 };
+        let first = team.tensor.rank() == 0;
+        let mut norm = team.exchange.norm_squared();
+        if team.speaks_for_norm && first {
+            norm += shard.replicated_norm_squared();
+        }
+        let loss = if first { loss / tokens } else { 0.0 };
         let due = self.saver.as_mut().filter(|saver| saver.is_due(step));
         let unready = due.map(|saver| !saver.is_ready(step));
         let flag = |raised: bool| f64::from(u8::from(raised));
@@ -428,42 +413,6 @@ impl<T: Real + Element> Rank<T> {
             self.save(result[3] == 0.0);
         }
         Ok(Done { computed: committed.step_time.saturating_sub(waited), committed, pause })
-    }
-
-    /// Hands a copy of its share of the committed state to the thread that writes it, if all can do so.
-    fn save(&mut self, all_are_ready: bool) {
-        let step = self.committed;
-        if !all_are_ready {
-            let reason = "the one before is still being written";
-            info!(%step, reason, "no checkpoint");
-            return;
-        }
-        let (Some(saver), Some(team), Some(shard)) = (&mut self.saver, &self.team, &self.shard) else {
-            return;
-        };
-        let begun = Instant::now();
-        let trains = |replica: &usize| team.layout.batch[*replica] > 0;
-        let training: Vec<usize> = (0..team.layout.batch.len()).filter(trains).collect();
-        let turn = training.iter().position(|replica| *replica == team.place.replica.0 as usize);
-        let Some(turn) = turn else { return };
-        let mut state = saver.memory();
-        let mut pieces = Vec::new();
-        if turn == 0 && team.tensor.rank() == 0 {
-            shard.export_replicated(&mut state);
-            pieces.push((None, Units::new()));
-        }
-        for (axis, units) in to_write(shard.owned(), turn as u32, training.len() as u32) {
-            // It owns them, so there is no error.
-            if shard.export_units(axis, &units, &mut state).is_ok() {
-                pieces.push((Some(axis), units));
-            }
-        }
-        let vote =
-            self.vote.map(|StepVote { grad_norm_squared, loss }| SavedVote { grad_norm_squared, loss });
-        let heading = Heading::new(&self.setting.job, step, shard.replicated_digest(), vote);
-        let bytes = state.len();
-        saver.write(Snapshot { heading, pieces, state });
-        info!(%step, bytes, pause_us = begun.elapsed().as_micros() as u64, "copied for a checkpoint");
     }
 
     /// Applies the optimizer: the step in work is committed.
@@ -483,30 +432,6 @@ impl<T: Real + Element> Rank<T> {
             rolled_forward,
         })
     }
-}
-
-/// What it shall own, out of the checkpoint of `step`, with the vote of that step.
-fn load<T: Real>(
-    model: &ModelSpec,
-    folder: &Path,
-    step: Step,
-    owned: &BTreeMap<Axis, Units>,
-) -> Result<(Shard<T>, Option<StepVote>), RankError> {
-    let checkpoint = Checkpoint::open(folder).map_err(LoadError::from)?;
-    checkpoint.fits(model).map_err(LoadError::from)?;
-    let heading = &checkpoint.manifest().heading;
-    if heading.step != step {
-        let (folder, found) = (folder.display().to_string(), heading.step);
-        return Err(LoadError::OtherStep { folder, found, wanted: step }.into());
-    }
-    let mut shard = Shard::awaiting(model, owned)?;
-    for block in checkpoint.load(owned).map_err(LoadError::from)? {
-        shard.receive(block.axis, &block.units, 0, &block.state)?;
-    }
-    shard.check_arrived()?;
-    shard.adopt();
-    let vote = heading.vote.map(|SavedVote { grad_norm_squared, loss }| StepVote { grad_norm_squared, loss });
-    Ok((shard, vote))
 }
 
 fn owned_by(layout: &Layout, place: Place) -> Option<BTreeMap<Axis, Units>> {

@@ -121,10 +121,6 @@ impl Heading {
 }
 
 impl Manifest {
-    pub fn id(&self) -> CheckpointId {
-        self.heading.id()
-    }
-
     /// Of all its files.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()

@@ -36,11 +36,6 @@ impl Store {
         Self { path: path.into() }
     }
 
-    /// Of the job `name`, in the folder that its file names (`checkpoint.dir`).
-    pub fn of_job(dir: &str, name: &str) -> Self {
-        Self::new(Path::new(dir).join(name))
-    }
-
     pub fn path(&self) -> &Path {
         &self.path
     }

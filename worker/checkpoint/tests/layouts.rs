@@ -41,7 +41,7 @@ fn any_layout_to_any<T: Real>(dtype: Dtype, tied: bool) {
     ];
     for (number, layout) in layouts.iter().enumerate() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::of_job(dir.path().to_str().unwrap(), "job");
+        let store = Store::new(dir.path());
         let snapshots = snapshots(&job, &whole, layout, 7);
         let all: usize = snapshots.iter().map(|(_, snapshot)| snapshot.state.len()).sum();
         let whole_bytes = (whole.owned().iter())

@@ -85,14 +85,15 @@ impl<T: Real> Shard<T> {
             }
         }
         let mut axes = BTreeMap::new();
-        for (&axis, wanted) in owned {
-            let Some(shard) = self.axis_mut(axis) else { continue };
-            let units = wanted.difference(&shard.units);
+        let mut rooms = Vec::new();
+        for (axis, shard) in self.model.axes().into_iter().zip(self.axes_mut()) {
+            let units = owned.get(&axis).map(|wanted| wanted.difference(&shard.units)).unwrap_or_default();
             if !units.is_empty() {
-                shard.resize(shard.units.len() + units.len());
+                rooms.push((shard, units.len()));
                 axes.insert(axis, Missing::all(units));
             }
         }
+        make_rooms(&mut rooms);
         self.arrivals = Some(Arrivals { wanted: owned.clone(), axes, replicated: None });
         Ok(())
     }
@@ -244,6 +245,19 @@ impl<T: Real> AxisShard<T> {
         }
         self.resize(self.units.len());
     }
+}
+
+/// What touches new memory: more threads than this gain nothing, since the kernel's own locks are in their way.
+const TOUCHING: usize = 4;
+
+/// On several threads: touching new memory takes longer than all that comes after it, and nobody computes meanwhile.
+fn make_rooms<T: Real>(rooms: &mut [(&mut AxisShard<T>, u32)]) {
+    let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(TOUCHING));
+    std::thread::scope(|scope| {
+        for part in rooms.chunks_mut(rooms.len().div_ceil(threads).max(1)) {
+            scope.spawn(|| part.iter_mut().for_each(|(shard, more)| shard.resize(shard.units.len() + *more)));
+        }
+    });
 }
 
 fn resize<T: Real>(buffer: &mut Vec<T>, len: usize) {

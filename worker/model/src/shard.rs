@@ -194,9 +194,9 @@ impl<T: Real> Shard<T> {
         }
     }
 
-    /// Every axis.
+    /// In the order of [`ModelSpec::axes`].
     pub(crate) fn axes_mut(&mut self) -> impl Iterator<Item = &mut AxisShard<T>> {
-        let layered = self.attn.iter_mut().chain(&mut self.ffn);
+        let layered = self.attn.iter_mut().zip(&mut self.ffn).flat_map(|(attn, ffn)| [attn, ffn]);
         layered.chain([&mut self.vocab])
     }
 

@@ -1,5 +1,6 @@
 //! `reknit bench planner`: a job of N GPUs loses one, again and again from its nominal layout.
 
+use super::job::OPTIMIZER;
 use super::progress::Progress;
 use super::spread::Spread;
 use crate::failure::Failure;
@@ -7,8 +8,8 @@ use crate::output::{Format, bytes_text, print_lines};
 use crate::plan::{State, worker};
 use crate::table::Table;
 use reknit_layout::job::{
-    BatchPolicy, BatchSpec, CheckpointSpec, DataSpec, Dtype, ModelKind, ModelSpec, OptimizerSpec,
-    ParallelSpec, RecoverySpec, RunSpec,
+    BatchPolicy, BatchSpec, CheckpointSpec, DataSpec, Dtype, ModelKind, ModelSpec, ParallelSpec,
+    RecoverySpec, RunSpec,
 };
 use reknit_layout::{
     Candidate, Epoch, GpuId, JobSpec, Mode, Place, Plan, PlanRequest, Topology, WorkerKey, candidates,
@@ -158,16 +159,7 @@ pub(super) fn job(replicas: u32) -> JobSpec {
         },
         parallel: ParallelSpec { data: replicas, tensor: TENSOR, pipeline: PIPELINE, min_tensor: 1 },
         batch: BatchSpec { global: 16 * replicas, micro: 1, policy: BatchPolicy::KeepGlobal },
-        optimizer: OptimizerSpec {
-            lr: 3e-4,
-            warmup_steps: 2000,
-            decay_steps: 0,
-            min_lr: 3e-5,
-            betas: [0.9, 0.95],
-            eps: 1e-8,
-            weight_decay: 0.1,
-            grad_clip: 1.0,
-        },
+        optimizer: OPTIMIZER,
         data: DataSpec { files: vec!["none".to_owned()], tokenizer: "bytes".to_owned() },
         recovery: RecoverySpec::default(),
         checkpoint: CheckpointSpec::default(),

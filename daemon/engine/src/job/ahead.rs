@@ -41,14 +41,7 @@ pub(crate) enum Progress {
 }
 
 impl Ahead {
-    /// The groups are being joined.
-    pub(crate) fn engages(&self) -> bool {
-        match self.progress {
-            Progress::Joining { .. } => true,
-            Progress::Planning | Progress::Refused => false,
-        }
-    }
-
+    /// Of the joining of its groups, once that has begun.
     pub(crate) fn deadline(&self) -> Option<Time> {
         match self.progress {
             Progress::Joining { deadline, .. } => Some(deadline),
@@ -179,7 +172,7 @@ impl Job {
         epoch: Epoch,
         peer: Option<&WorkerKey>,
     ) -> bool {
-        let joining = self.running() && self.ahead.as_ref().is_some_and(Ahead::engages);
+        let joining = self.running() && self.ahead.as_ref().and_then(Ahead::deadline).is_some();
         if !joining || self.ahead.as_ref().is_none_or(|ahead| ahead.epoch != epoch) {
             return false;
         }

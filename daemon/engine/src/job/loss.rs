@@ -98,7 +98,7 @@ impl Job {
             Stage::Running => {
                 let (members, epoch) = (self.members(), self.epoch());
                 // What is joined in the background ends with it.
-                let ahead = self.ahead.as_ref().filter(|ahead| ahead.engages());
+                let ahead = self.ahead.as_ref().filter(|ahead| ahead.deadline().is_some());
                 let epoch = ahead.map_or(epoch, |ahead| ahead.epoch.max(epoch));
                 self.close(ctx, epoch, members, reason);
             }

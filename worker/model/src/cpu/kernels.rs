@@ -233,7 +233,7 @@ versions! {
         }
     }
 
-    /// The product of each row with its like.
+    /// The product of two rows.
     pub(crate) fn row_product<T>(a: &[T], b: &[T]) -> T {
         dot(a, b)
     }

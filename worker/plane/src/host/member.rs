@@ -1,4 +1,4 @@
-//! One group as the engine sees it: its links and its queue of operations.
+//! One group as whoever moves its data sees it: its links and its queue of operations.
 
 use super::frame::{Cause, Frame, HEADER};
 use super::link::{Link, LinkError};
@@ -31,7 +31,7 @@ pub(super) struct Member {
     retiring: Option<Arc<Slot>>,
 }
 
-/// What the engine is to do with a member after a turn.
+/// What is to be done with a member after a turn.
 #[derive(Debug)]
 pub(super) enum Turn {
     /// Nothing moves until the next event.

@@ -10,7 +10,7 @@ use crate::Buffer;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// An operation as handed to the engine.
+/// An operation as it is submitted.
 #[derive(Debug)]
 pub(super) struct Task {
     pub(super) pending: Pending,

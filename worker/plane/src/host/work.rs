@@ -23,7 +23,7 @@ pub(super) enum End {
     Failed,
 }
 
-/// Where the engine puts an operation's end.
+/// Where an operation's end is put.
 #[derive(Debug, Default)]
 pub(super) struct Slot {
     state: Mutex<SlotState>,
@@ -76,7 +76,7 @@ pub(super) struct Shared {
     pub(super) epoch: u64,
     first_error: Mutex<Option<PlaneError>>,
     pending: AtomicUsize,
-    /// Kept by the engine.
+    /// Kept by whoever moves the group's data.
     waiting: Mutex<Waiting>,
 }
 
@@ -121,7 +121,7 @@ impl Shared {
         Pending(Arc::clone(shared))
     }
 
-    /// Tells whom the running operation, if any, misses. Once each time the engine finds nothing to move.
+    /// Tells whom the running operation, if any, misses. Each time there is nothing to move.
     pub(super) fn tell_waiting(&self, running: Option<&Running>) {
         let mut waiting = Waiting::default();
         for rank in running.into_iter().flat_map(Running::unfinished) {

@@ -16,8 +16,9 @@ use tokio::time::sleep;
 
 /// Far more than any step, recovery or return takes: what takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Steps of the whole job before each loss.
-const SETTLED: usize = 6;
+/// Steps of the whole job before each loss. With fewer, the daemon would take one GPU's losses for relapses and hold it back
+/// longer each time.
+const SETTLED: usize = 12;
 /// Steps over which throughput is measured.
 const MEASURED: usize = 30;
 /// Where the next moment of the step lies: multiples of the golden ratio fill it evenly, however many there are.
