@@ -1,7 +1,7 @@
 //! Moves the lost slices: every participant sends what it holds and receives what it shall own.
 //!
 //! What travels from one rank to another is cut into chunks. In each round every pair exchanges one chunk, and up to
-//! [`AHEAD`] rounds are on their way: while one is on the wire, the next is read and summed, and the one before is checked
+//! [`AHEAD`] rounds are on their way: while one is on the wire, the next are read and summed, and those before are checked
 //! and placed. So the memory needed beyond old and new state is a few chunks for each peer, whatever moves.
 //!
 //! What comes lies behind what is held, which nothing touches (ONLY-COPY). Each piece of a block carries its epoch, the

@@ -86,7 +86,7 @@ impl<T: Real> Shard<T> {
         }
         let mut axes = BTreeMap::new();
         let mut rooms = Vec::new();
-        for (axis, shard) in self.model.axes().into_iter().zip(self.axes_mut()) {
+        for (axis, shard) in known.into_iter().zip(self.axes_mut()) {
             let units = owned.get(&axis).map(|wanted| wanted.difference(&shard.units)).unwrap_or_default();
             if !units.is_empty() {
                 rooms.push((shard, units.len()));
@@ -250,7 +250,8 @@ impl<T: Real> AxisShard<T> {
 /// What touches new memory: more threads than this gain nothing, since the kernel's own locks are in their way.
 const TOUCHING: usize = 4;
 
-/// On several threads: touching new memory takes longer than all that comes after it, and nobody computes meanwhile.
+/// On several threads: touching new memory takes longer than all that comes after it. Members are paused meanwhile; a
+/// newcomer, whose memory is made while the others train, takes no more processor time for it than one thread would.
 fn make_rooms<T: Real>(rooms: &mut [(&mut AxisShard<T>, u32)]) {
     let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(TOUCHING));
     std::thread::scope(|scope| {
