@@ -2,7 +2,6 @@
 
 use reknitd::config::{ConfigError, Flags, LogFormat};
 use reknitd::{Config, Failure, serve};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
@@ -29,7 +28,8 @@ fn run() -> Result<(), Failure> {
         return Ok(());
     }
     log_to_stderr(config.log)?;
-    allow_files();
+    // Every agent and worker has a connection.
+    reknit_client::allow_files();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         // One for the loop, one for the streams: more only cost memory.
         .worker_threads(THREADS)
@@ -43,15 +43,6 @@ fn run() -> Result<(), Failure> {
     // What is left are cut-off calls.
     runtime.shutdown_background();
     ended
-}
-
-/// Every agent and worker has a connection: as many as the hard limit allows. Where that cannot be had, the soft limit
-/// holds.
-fn allow_files() {
-    let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
-        tracing::warn!(%error, allowed = limit.current, "the limit of open files cannot be raised");
-    }
 }
 
 /// Resolves on SIGTERM or SIGINT. They are caught from the call on.
