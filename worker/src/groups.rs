@@ -71,6 +71,11 @@ impl Communicator {
         self.group.size()
     }
 
+    /// In rank order.
+    pub fn members(&self) -> &[WorkerKey] {
+        &self.party.members
+    }
+
     /// Starts an operation.
     pub fn submit(&mut self, op: Op) -> Running {
         Running(self.group.submit(op, self.deadline))
@@ -262,6 +267,7 @@ impl<'a> Seat<'a> {
     /// When the peers do not fit the layout: sums over fewer than all would train a wrong model without a word.
     fn new(prepare: &'a Prepare, me: &WorkerKey) -> Result<Option<Self>, CommError> {
         let Some(layout) = &prepare.layout else { return Ok(None) };
+        layout.check_shape().map_err(|hole| gap("layout", hole))?;
         let seat = layout.place_of(me).and_then(|place| Some((place, SyncPlan::new(layout, place)?)));
         let (place, sync) =
             seat.ok_or_else(|| gap("layout", "this worker does not train under it".to_owned()))?;

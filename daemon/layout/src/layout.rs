@@ -59,6 +59,45 @@ pub struct SyncAxis {
 }
 
 impl Layout {
+    /// Sees that everything in it is as long as what it belongs to. Whoever has it from outside asks this once, and may then
+    /// look up whatever it names.
+    ///
+    /// # Errors
+    /// Says what is missing.
+    pub fn check_shape(&self) -> Result<(), String> {
+        let samples = self.batch.iter().try_fold(0_u32, |sum, share| sum.checked_add(*share));
+        samples.ok_or("a step has more samples than can be counted")?;
+        for group in &self.groups {
+            for (axis, sets) in group.partitions.iter() {
+                if sets.len() != group.slots.len() {
+                    let (sets, slots) = (sets.len(), group.slots.len());
+                    return Err(format!("{axis} is shared out to {sets} slots of {slots}"));
+                }
+            }
+        }
+        self.sync.iter().try_for_each(|sync| self.check_columns(sync))
+    }
+
+    fn check_columns(&self, sync: &SyncColumns) -> Result<(), String> {
+        let wanted = sync.columns as usize;
+        for SyncAxis { axis, columns } in &sync.axes {
+            if columns.len() != wanted {
+                return Err(format!("{axis} has {} columns of {wanted}", columns.len()));
+            }
+        }
+        for (replica, hosts) in (0..).map(ReplicaId).zip(&sync.hosts).filter(|(_, hosts)| !hosts.is_empty()) {
+            if hosts.len() > wanted {
+                return Err(format!("replica {replica} hosts {} columns of {wanted}", hosts.len()));
+            }
+            let Some(group) = self.group(replica, sync.stage) else { continue };
+            let mut axes = sync.axes.iter().map(|axis| axis.axis);
+            if let Some(axis) = axes.find(|axis| !group.partitions.contains_key(axis)) {
+                return Err(format!("replica {replica} trains and has no {axis}"));
+            }
+        }
+        Ok(())
+    }
+
     /// Every active place with its worker, in the order of places.
     pub fn members(&self) -> impl Iterator<Item = (Place, &Member)> {
         self.groups.iter().flat_map(Group::members)

@@ -2,7 +2,7 @@
 
 use crate::crew::{Crew, Orders, TIMEOUTS, job, refused};
 use crate::fault::{Fault, How};
-use reknit_layout::{Epoch, Place, Step};
+use reknit_layout::{Epoch, Partitions, Place, Step, SyncColumns};
 use reknit_model::Real;
 use reknit_plane::{AbortReason, Element, Op};
 use reknit_worker::abort::Aborts;
@@ -92,8 +92,22 @@ fn an_order_to_prepare_with_a_gap_is_refused_before_anybody_is_joined() {
     assert!(crew.train_to(2));
     let orders = crew.plan(false).unwrap();
     type Spoil = fn(&mut Prepare);
-    let spoils: [(&str, Spoil); 8] = [
+    fn sync(prepare: &mut Prepare) -> &mut SyncColumns {
+        &mut prepare.layout.as_mut().unwrap().sync[0]
+    }
+    fn partitions(prepare: &mut Prepare) -> &mut Partitions {
+        Arc::make_mut(&mut prepare.layout.as_mut().unwrap().groups[0].partitions)
+    }
+    let spoils: [(&str, Spoil); 16] = [
         ("layout", |prepare| prepare.layout.as_mut().unwrap().sync.clear()),
+        ("layout", |prepare| prepare.layout.as_mut().unwrap().batch.fill(u32::MAX)),
+        ("layout", |prepare| drop(partitions(prepare).pop_first())),
+        ("layout", |prepare| partitions(prepare).clear()),
+        ("layout", |prepare| drop(partitions(prepare).first_entry().unwrap().get_mut().pop())),
+        ("layout", |prepare| drop(sync(prepare).axes[1].columns.pop())),
+        ("layout", |prepare| sync(prepare).columns = 1),
+        ("layout", |prepare| sync(prepare).hosts.iter_mut().for_each(Vec::clear)),
+        ("layout", |prepare| sync(prepare).hosts.clear()),
         ("tensor", |prepare| prepare.tensor.clear()),
         ("tensor", |prepare| drop(prepare.tensor.pop())),
         ("column", |prepare| prepare.column.clear()),
@@ -109,6 +123,7 @@ fn an_order_to_prepare_with_a_gap_is_refused_before_anybody_is_joined() {
         let mut prepare = orders.of(&seat.worker);
         assert!(prepare.column.len() == 2 && prepare.speakers.len() == 2, "it has a part in everything");
         spoil(&mut prepare);
+        seat.rank.allocate(&prepare);
         let begun = Instant::now();
         let why = seat.rank.prepare(&prepare).unwrap_err().to_string();
         assert!(why.contains(&format!("group {group}")) && why.contains("gap"), "{number}: {why}");
