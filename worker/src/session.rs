@@ -108,8 +108,10 @@ impl Session {
 
         let mut progress = interval(progress);
         progress.set_missed_tick_behavior(MissedTickBehavior::Skip);
-        // An operation's wait is looked at when it has lasted for the stall time, twice that, and so on.
-        let mut look = Instant::now() + stall;
+        // An operation's wait is told of when it has lasted for the stall time, and then each time half of that has passed:
+        // where a hang lies between two such times, it is seen soon.
+        let pause = stall / 2;
+        let mut look = Instant::now() + pause;
         loop {
             while let Some(report) = self.outbox.pop() {
                 let report = convert::report(&self.job, report);
@@ -126,7 +128,7 @@ impl Session {
                     if waiting >= stall {
                         self.tell_progress(&reports).await?;
                     }
-                    look = Instant::now() + until_multiple(waiting, stall);
+                    look = Instant::now() + until_multiple(waiting, pause);
                 }
             }
         }
@@ -163,10 +165,10 @@ impl Session {
     }
 }
 
-/// The time left until the wait is the next whole multiple of `stall`.
-fn until_multiple(waiting: Duration, stall: Duration) -> Duration {
-    let over = waiting.as_micros() % stall.as_micros().max(1);
-    stall.saturating_sub(Duration::from_micros(over as u64))
+/// The time left until the wait is the next whole multiple of `pause`.
+fn until_multiple(waiting: Duration, pause: Duration) -> Duration {
+    let over = waiting.as_micros() % pause.as_micros().max(1);
+    pause.saturating_sub(Duration::from_micros(over as u64))
 }
 
 #[cfg(test)]
@@ -174,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_is_looked_at_when_it_is_a_multiple_of_the_stall_time() {
+    fn a_wait_is_looked_at_when_it_is_a_multiple_of_the_pause() {
         let left = |waiting| until_multiple(Duration::from_millis(waiting), Duration::from_millis(250));
         let looks = [0, 1, 249, 250, 251, 700].map(|waiting| left(waiting).as_millis());
         assert_eq!(looks, [250, 249, 1, 250, 249, 50]);

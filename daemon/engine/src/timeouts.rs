@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// A member is waited for this many usual steps: no step that is only slow takes so long.
-const HANG_FACTOR: u32 = 5;
+const HANG_FACTOR: u32 = 4;
 
 /// The base values. Everything else is derived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,8 +57,8 @@ impl Timeouts {
         (step * HANG_FACTOR).max(self.hang()).min(self.operation())
     }
 
-    /// A worker whose operation has waited for so long says whom for, and again after each such time: a hang is then
-    /// seen with two reports.
+    /// A worker whose operation has waited for so long says whom for, and again after each half of it: a hang is then
+    /// seen with three reports.
     pub fn stall(&self) -> Duration {
         self.hang() / 2
     }
@@ -172,13 +172,13 @@ impl Timeouts {
                 "hang",
                 self.hang(),
                 "operation / 2, at most 500 ms",
-                "the least that others wait for a member that does not move before it hangs: a pause is shorter; where 5 usual steps take longer, it is those",
+                "the least that others wait for a member that does not move before it hangs: a pause is shorter; where 4 usual steps take longer, it is those",
             ),
             rung(
                 "stall",
                 self.stall(),
                 "hang / 2",
-                "a worker whose operation waits for so long says whom for, and again after each such time",
+                "a worker whose operation waits for so long says whom for, and again after each half of it",
             ),
             rung(
                 "suspicion",
