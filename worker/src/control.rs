@@ -11,7 +11,11 @@ use reknit_model::{Real, Team};
 use reknit_plane::{Element, Plane};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::Duration;
 use tracing::{info, warn};
+
+/// How long the training thread waits for its last checkpoint before it looks for orders again.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// What the training thread works with.
 #[derive(Clone)]
@@ -129,6 +133,7 @@ impl<T: Real + Element> Control<'_, T> {
                         return Ok(());
                     }
                 }
+                None if self.rank.finished() => self.await_last_checkpoint(),
                 None => self.train()?,
             }
         }
@@ -139,9 +144,10 @@ impl<T: Real + Element> Control<'_, T> {
             Order::Welcome { .. } => {}
             Order::CloseEpoch { epoch, reason } => self.close(epoch, &reason),
             Order::Pause { epoch } => {
-                // While training, the next vote carries the wish; a stopped worker only repeats where it stands.
-                if self.phase != Phase::Training && epoch >= self.rank.epoch() {
-                    self.report_quiesced();
+                // The next vote carries the wish; where there is none to come, the worker says where it stands.
+                let votes = self.phase == Phase::Training && !self.rank.finished();
+                if !votes && epoch >= self.rank.epoch() {
+                    self.pause();
                 }
             }
             // It is joined on another thread; who trains does so meanwhile, and who does not allocates.
@@ -235,10 +241,8 @@ impl<T: Real + Element> Control<'_, T> {
                 self.desk.status.set_committed(done.committed.step, done.committed.vote, done.computed);
                 self.desk.outbox.push(Report::Committed(done.committed));
                 self.complete_if_finished();
-                if done.pause && self.phase == Phase::Training {
-                    self.rank.retire();
-                    self.enter(Phase::Quiesced);
-                    self.report_quiesced();
+                if done.pause {
+                    self.pause();
                 }
                 Ok(())
             }
@@ -260,8 +264,28 @@ impl<T: Real + Element> Control<'_, T> {
         }
     }
 
+    /// At a step boundary.
+    fn pause(&mut self) {
+        if self.phase == Phase::Training {
+            self.rank.retire();
+            self.enter(Phase::Quiesced);
+        }
+        self.report_quiesced();
+    }
+
+    /// It still counts as training: whoever is stopped as completed writes nothing more.
+    fn await_last_checkpoint(&mut self) {
+        if self.rank.has_saved_within(LOOK) {
+            self.complete_if_finished();
+        } else {
+            // It does what is left to do.
+            self.desk.status.pace().tick();
+        }
+    }
+
     fn complete_if_finished(&mut self) {
-        if self.phase == Phase::Training && self.rank.finished() {
+        if self.phase == Phase::Training && self.rank.finished() && self.rank.has_saved_within(Duration::ZERO)
+        {
             self.enter(Phase::Completed);
             self.desk.outbox.push(Report::Completed {
                 epoch: self.rank.epoch(),

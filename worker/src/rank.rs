@@ -80,7 +80,9 @@ struct Attempt {
 struct Next<T: Real> {
     epoch: Epoch,
     step: Step,
-    /// Of `step`, where it comes from a checkpoint.
+    /// It comes from a checkpoint.
+    gone_back: bool,
+    /// Of `step`, where that says it.
     vote: Option<StepVote>,
     team: Option<Team<T>>,
     /// Takes the place of what is held, which else adopts what came for it.
@@ -153,6 +155,11 @@ impl<T: Real + Element> Rank<T> {
         self.committed.0 >= self.setting.job.run.steps
     }
 
+    /// Whether its parts of all checkpoints are written, or never will be. Waits for it, but no longer than this.
+    pub fn has_saved_within(&mut self, patience: Duration) -> bool {
+        self.saver.as_mut().is_none_or(|saver| saver.is_done_within(patience))
+    }
+
     pub fn shard(&self) -> Option<&Shard<T>> {
         self.shard.as_ref()
     }
@@ -194,7 +201,11 @@ impl<T: Real + Element> Rank<T> {
             let vote = prepare.vote.ok_or_else(|| {
                 RankError::Refused(format!("no vote came with step {} to roll forward", prepare.resume_step))
             })?;
-            return Ok(self.commit(vote, true));
+            let committed = self.commit(vote, true);
+            if let Some(saver) = &mut self.saver {
+                saver.missed(self.committed);
+            }
+            return Ok(committed);
         }
         if self.shard.is_some() && self.committed > prepare.resume_step {
             return Err(RankError::Refused(format!(
@@ -273,7 +284,7 @@ impl<T: Real + Element> Rank<T> {
                     "the plan wants state of this worker, which holds none of step {step}"
                 ))
             })?;
-            let participants: Vec<_> = prepare.movers.iter().map(|peer| peer.worker.clone()).collect();
+            let participants = comm.members().to_vec();
             let exchange = Exchange {
                 model,
                 epoch: prepare.epoch,
@@ -289,7 +300,9 @@ impl<T: Real + Element> Rank<T> {
             shard.check_arrived()?;
             replicated_digest = shard.replicated_digest();
         }
-        self.next = Some(Next { epoch: prepare.epoch, step, vote, team, shard: new.map(Box::new) });
+        let gone_back = prepare.checkpoint.is_some();
+        self.next =
+            Some(Next { epoch: prepare.epoch, step, gone_back, vote, team, shard: new.map(Box::new) });
         Ok(Prepared { step, replicated_digest, bytes_received })
     }
 
@@ -321,6 +334,12 @@ impl<T: Real + Element> Rank<T> {
                     shard.adopt();
                     shard.set_team(Arc::clone(&self.setting.threads));
                 }
+                if let Some(saver) = self.saver.as_mut().filter(|_| next.gone_back) {
+                    saver.gone_back();
+                } else if self.finished() {
+                    // No step comes after it: all save it again, since some may not have.
+                    self.save(true);
+                }
                 true
             }
             other => {
@@ -334,6 +353,9 @@ impl<T: Real + Element> Rank<T> {
     pub fn leave_epoch(&mut self) {
         if self.team.take().is_some() {
             self.setting.aborts.close(self.epoch, AbortReason::EpochClosed);
+            if let Some(saver) = &mut self.saver {
+                saver.broken_off();
+            }
         }
     }
 
@@ -398,19 +420,22 @@ impl<T: Real + Element> Rank<T> {
             norm += shard.replicated_norm_squared();
         }
         let loss = if first { loss / tokens } else { 0.0 };
-        let due = self.saver.as_mut().filter(|saver| saver.is_due(step));
-        let unready = due.map(|saver| !saver.is_ready(step));
-        let flag = |raised: bool| f64::from(u8::from(raised));
-        let result = team.sum(vec![norm, loss, flag(ask_pause()), flag(unready == Some(true))])?;
+        let saver = self.saver.as_mut();
+        let due = saver.as_ref().is_some_and(|saver| saver.is_due(step));
+        let owed = saver.as_ref().is_some_and(|saver| saver.is_owed());
+        let unready = saver.is_some_and(|saver| !saver.is_ready(step));
+        let flags = [ask_pause(), owed, unready].map(|raised| f64::from(u8::from(raised)));
+        let result = team.sum([&[norm, loss], &flags[..]].concat())?;
         let vote = StepVote { grad_norm_squared: result[0], loss: result[1] };
-        let pause = result[2] > 0.0;
+        let [pause, owed, unready] = [2, 3, 4].map(|flag| result[flag] > 0.0);
         pace.enter(StepPart::Apply);
         let waited = pace.waited() - waited_before;
         let committed = self
             .commit(vote, false)
             .ok_or_else(|| RankError::Refused("the step in work was lost".to_owned()))?;
-        if unready.is_some() {
-            self.save(result[3] == 0.0);
+        // What is owed and cannot be had yet is tried again with the next step.
+        if due || owed && !unready {
+            self.save(!unready);
         }
         Ok(Done { computed: committed.step_time.saturating_sub(waited), committed, pause })
     }

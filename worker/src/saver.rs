@@ -5,7 +5,7 @@ use crate::session::Outbox;
 use reknit_checkpoint::{CheckpointError, Snapshot, Store, job_sha256};
 use reknit_layout::{JobSpec, Step, WorkerKey};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -21,6 +21,10 @@ pub struct Saver {
     /// The memory of the last copy, when nothing is being written.
     spare: Option<Vec<u8>>,
     returned: Receiver<Vec<u8>>,
+    /// How many have been handed over and are not written.
+    in_hand: usize,
+    /// See [`Saver::is_owed`].
+    owed: bool,
     /// `None` only while it is dropped.
     snapshots: Option<SyncSender<Snapshot>>,
     thread: Option<JoinHandle<()>>,
@@ -61,6 +65,8 @@ impl Saver {
             last: Step(job.run.steps),
             spare: Some(Vec::new()),
             returned,
+            in_hand: 0,
+            owed: false,
             snapshots: Some(snapshots),
             thread: thread.ok(),
             outbox: Arc::clone(outbox),
@@ -72,11 +78,47 @@ impl Saver {
         self.every > 0 && (step.0.is_multiple_of(self.every) || step == self.last)
     }
 
+    /// Whether the one that was due last may never be complete, so that the next step shall have one.
+    pub fn is_owed(&self) -> bool {
+        self.owed
+    }
+
+    /// This rank did not save `step`, and others may have.
+    pub fn missed(&mut self, step: Step) {
+        self.owed |= self.is_due(step);
+    }
+
+    /// The epoch was broken off: whoever is gone may have been writing as long as this rank is.
+    pub fn broken_off(&mut self) {
+        self.owed |= !self.is_done_within(Duration::ZERO);
+    }
+
+    /// The job goes on from a checkpoint.
+    pub fn gone_back(&mut self) {
+        self.owed = false;
+    }
+
+    /// Whether everything that was handed over is written, or never will be. Waits for it, but no longer than this.
+    pub fn is_done_within(&mut self, patience: Duration) -> bool {
+        let until = Instant::now() + patience;
+        while self.in_hand > 0 {
+            match self.returned.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(memory) => {
+                    self.in_hand -= 1;
+                    self.spare = Some(memory);
+                }
+                Err(RecvTimeoutError::Timeout) => return false,
+                // The thread has ended: each one that it is handed is told of.
+                Err(RecvTimeoutError::Disconnected) => self.in_hand = 0,
+            }
+        }
+        true
+    }
+
     /// Whether nothing is being written. A rank that is not ready keeps all from making this checkpoint: without its part
     /// it would never be complete. The last step's waits for its turn.
     pub fn is_ready(&mut self, step: Step) -> bool {
-        self.spare = self.spare.take().or_else(|| self.returned.try_recv().ok());
-        self.spare.is_some() || step == self.last
+        self.is_done_within(Duration::ZERO) || step == self.last
     }
 
     /// Memory to copy into, the same as before once it has been written.
@@ -88,8 +130,12 @@ impl Saver {
 
     pub fn write(&mut self, snapshot: Snapshot) {
         let Some(snapshots) = &self.snapshots else { return };
+        self.owed = false;
         let (reason, snapshot) = match snapshots.try_send(snapshot) {
-            Ok(()) => return,
+            Ok(()) => {
+                self.in_hand += 1;
+                return;
+            }
             Err(TrySendError::Full(snapshot)) => ("the ones before are still being written", snapshot),
             Err(TrySendError::Disconnected(snapshot)) => {
                 ("the thread that writes checkpoints has ended: see this worker's log for why", snapshot)

@@ -1,9 +1,16 @@
 //! What ranks write while they train, ranks of any layout go on from.
 
-use crate::crew::{Crew, job};
+use crate::crew::{Crew, TIMEOUTS, job};
+use crate::fault::{Fault, How};
 use reknit_checkpoint::{Checkpoint, Store};
-use reknit_layout::{JobSpec, Place, Step};
+use reknit_layout::{Epoch, JobSpec, Place, Step};
+use reknit_plane::Op;
+use reknit_worker::abort::Aborts;
+use reknit_worker::control::{self, Desk};
+use reknit_worker::messages::{Order, Report};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 fn saving(dir: &Path, tensor: u32, steps: u64) -> JobSpec {
     let mut job = job(dir, "f64", 2, tensor, steps);
@@ -89,4 +96,100 @@ fn who_trains_can_go_back_and_a_damaged_checkpoint_changes_nothing() {
     assert!(crew.train_to(7));
     assert_eq!(crew.digest(), held, "the same steps again, bit for bit");
     crew.check_losses_from(5, &before[..6]);
+}
+
+/// Of the steps in the job's folder: whether their checkpoints are complete.
+fn steps(job: &JobSpec) -> Vec<(u64, bool)> {
+    let found = Store::new(job.checkpoint.folder(&job.name).unwrap()).list().unwrap();
+    let mut steps: Vec<_> = found.into_iter().map(|found| (found.id.step.0, found.complete)).collect();
+    steps.sort_unstable();
+    steps
+}
+
+#[test]
+fn a_step_that_some_rolled_forward_has_its_checkpoint_a_step_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut crew = Crew::<f64>::start(saving(dir.path(), 2, 20));
+    assert!(crew.train_to(3));
+    let unlucky = Place::new(1, 0, 1);
+    let answer = |op: &Op| matches!(op, Op::Broadcast { .. });
+    crew.arm(unlucky, Fault { group: "tensor", op: answer, at: 1, how: How::LoseAnswer });
+    assert!(!crew.train_to(8));
+    assert_eq!(crew.committed.0, 4, "the others committed step 4, and saved it");
+    for seat in &mut crew.seats {
+        assert!(seat.rank.has_saved_within(TIMEOUTS.join));
+    }
+    assert_eq!(steps(&crew.job), [(4, false)]);
+    crew.reform(false).unwrap();
+    assert_eq!(crew.rolled_forward, 1);
+    assert!(crew.train_to(6));
+    let job = JobSpec::clone(&crew.job);
+    drop(crew);
+    assert_eq!(steps(&job), [(5, true)], "half a checkpoint is cleared away by the next whole one");
+}
+
+#[test]
+fn the_last_steps_checkpoint_is_made_again_by_those_who_are_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut crew = Crew::<f64>::start(saving(dir.path(), 2, 5));
+    assert!(crew.train_to(5));
+    crew.seats.iter_mut().for_each(|seat| assert!(seat.rank.has_saved_within(TIMEOUTS.join)));
+    let job = JobSpec::clone(&crew.job);
+    let (_, folder) = complete(&job).remove(0);
+    // As if one had died before it had written.
+    std::fs::remove_file(folder.join("manifest.json")).unwrap();
+    let gone = crew.dismiss(Place::new(1, 0, 1));
+    let mine = format!("part-{}-{}.json", gone.worker.gpu, gone.worker.incarnation);
+    std::fs::remove_file(folder.join(mine)).unwrap();
+    drop(gone);
+    crew.reform(false).unwrap();
+    drop(crew);
+    assert_eq!(complete(&job)[0].0, Step(5));
+}
+
+#[test]
+fn a_job_is_complete_when_its_last_checkpoint_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut alone = saving(dir.path(), 1, 5);
+    alone.parallel.data = 1;
+    let mut crew = Crew::<f64>::hired(alone);
+    let orders = crew.plan(true).unwrap();
+    let seat = crew.dismiss(Place::new(0, 0, 0));
+    let desk = Desk {
+        worker: seat.worker.clone(),
+        plane: Arc::clone(&seat.plane),
+        aborts: Arc::new(Aborts::new(Arc::clone(&seat.plane))),
+        status: Arc::default(),
+        outbox: Arc::default(),
+        threads: reknit_model::Team::alone(),
+        summons: Arc::default(),
+    };
+    let (sender, inbox) = mpsc::sync_channel(8);
+    let prepare = orders.of(&seat.worker);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    std::thread::scope(|scope| {
+        // Dropped when the test fails, so that the worker ends then too.
+        let sender = sender;
+        let desk = &desk;
+        let worker = scope.spawn(move || control::run(desk, &inbox));
+        sender.send(Order::Welcome { job: Box::new((*crew.job).clone()), timeouts: TIMEOUTS }).unwrap();
+        sender.send(Order::Prepare(Box::new(prepare))).unwrap();
+        sender.send(Order::Resume { epoch: orders.epoch }).unwrap();
+        let mut known = Vec::new();
+        loop {
+            match desk.outbox.pop() {
+                Some(Report::Checkpoints { ids, .. }) => known = ids,
+                Some(Report::Completed { step, .. }) => {
+                    assert_eq!(step, Step(5));
+                    break;
+                }
+                Some(_) => {}
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+            assert!(Instant::now() < deadline, "it never completes");
+        }
+        assert!(known.iter().any(|id| id.step == Step(5)), "not written: {known:?}");
+        sender.send(Order::Stop { epoch: Epoch(1), reason: "the test is over".to_owned() }).unwrap();
+        worker.join().unwrap().unwrap();
+    });
 }
