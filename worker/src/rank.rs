@@ -256,7 +256,8 @@ impl<T: Real + Element> Rank<T> {
         let mut vote = None;
         let mut new = match (&owned, &prepare.checkpoint) {
             (Some(owned), Some(folder)) => {
-                let (shard, saved) = checkpoint::load(model, folder, step, owned)?;
+                let (shard, saved) =
+                    checkpoint::load(&self.setting.aborts, prepare.epoch, model, folder, step, owned)?;
                 vote = saved;
                 Some(shard)
             }

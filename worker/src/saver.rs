@@ -35,6 +35,7 @@ pub struct Saver {
 struct Writer {
     store: Store,
     keep: usize,
+    last: Step,
     name: String,
     job_sha256: String,
     outbox: Arc<Outbox>,
@@ -52,6 +53,7 @@ impl Saver {
         let writer = Writer {
             store,
             keep: job.checkpoint.keep as usize,
+            last: Step(job.run.steps),
             name: writer_name(worker),
             job_sha256,
             outbox: Arc::clone(outbox),
@@ -160,6 +162,10 @@ impl Drop for Saver {
 impl Writer {
     fn write(&self, mut snapshot: Snapshot) {
         let (id, begun) = (snapshot.heading.id(), Instant::now());
+        // All ranks were ready for this one: nobody writes an earlier one. Only the last step's is begun without that.
+        if id.step != self.last {
+            self.clear(id.step);
+        }
         let mut told = begun;
         let result = self.store.write(&snapshot, &self.name, |done, total| {
             if told.elapsed() >= TELL_EVERY && done < total {
@@ -173,7 +179,7 @@ impl Writer {
                 let (bytes, linked) = (written.bytes, written.linked);
                 info!(step = %id.step, bytes, linked, took_ms, complete = written.complete, "checkpoint written");
                 if written.complete {
-                    self.completed();
+                    self.completed(id.step);
                 }
             }
             Err(error) => {
@@ -185,13 +191,25 @@ impl Writer {
         let _ = self.returned.send(std::mem::take(&mut snapshot.state));
     }
 
-    fn completed(&self) {
-        match self.store.prune(self.keep) {
+    /// Whoever has written a part of `step` has ended all earlier ones, and all have written theirs.
+    fn completed(&self, step: Step) {
+        self.clear(step);
+        match self.store.prune(&self.job_sha256, self.keep) {
             Ok(0) => {}
             Ok(removed) => info!(removed, "older checkpoints removed"),
             Err(error) => warn!(%error, "older checkpoints cannot be removed"),
         }
         tell_known(&self.store, &self.job_sha256, &self.outbox);
+    }
+
+    fn clear(&self, step: Step) {
+        match self.store.clear(&self.job_sha256, step) {
+            Ok(0) => {}
+            Ok(removed) => info!(removed, "checkpoints removed that were never complete"),
+            Err(error) => {
+                warn!(%error, "what is left of checkpoints that were never complete cannot be removed")
+            }
+        }
     }
 }
 

@@ -13,7 +13,7 @@
 //! FFN, then the final norm. Numbers are F32 or F64, little-endian.
 
 use crate::manifest::{FileEntry, number_bytes, sha256};
-use crate::{CheckpointError, Heading};
+use crate::{CheckpointError, disk};
 use reknit_layout::job::ModelSpec;
 use reknit_layout::{Axis, Family, Units};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
@@ -23,13 +23,20 @@ use std::path::Path;
 /// In the order in which a unit's state travels.
 const STATES: [&str; 3] = ["weights", "first_moments", "second_moments"];
 
+/// So many digits of its checksum are in a file's name, and then this.
+const CHECKSUM: usize = 32;
+const CONTENT: &str = ".safetensors";
+
+/// Of a file before its data: more than the library that reads it allows for a header.
+const MOST_HEADER: usize = 128 << 20;
+
 /// Bytes of one unit of `axis`, or of the replicated parameters: a weight and both moments.
 pub fn unit_bytes(model: &ModelSpec, axis: Option<Axis>) -> usize {
     STATES.len() * state_bytes(model, axis)
 }
 
 /// Of one of the three.
-fn state_bytes(model: &ModelSpec, axis: Option<Axis>) -> usize {
+pub(crate) fn state_bytes(model: &ModelSpec, axis: Option<Axis>) -> usize {
     let numbers = axis.map_or(model.replicated_params(), |axis| model.unit_params(axis.family));
     numbers as usize * number_bytes(model)
 }
@@ -44,7 +51,7 @@ fn shape(model: &ModelSpec, axis: Option<Axis>, units: &Units) -> Vec<usize> {
     }
 }
 
-fn dtype(model: &ModelSpec) -> Dtype {
+pub(crate) fn dtype(model: &ModelSpec) -> Dtype {
     if number_bytes(model) == 8 { Dtype::F64 } else { Dtype::F32 }
 }
 
@@ -79,7 +86,7 @@ pub(crate) fn encode(
     let bytes = serialize(views, Some(note)).map_err(bad)?;
     let sha256 = sha256(&bytes);
     let entry = FileEntry {
-        file: format!("{what}-{}.safetensors", &sha256[..32]),
+        file: format!("{what}-{}{CONTENT}", &sha256[..CHECKSUM]),
         axis,
         units: units.clone(),
         bytes: bytes.len() as u64,
@@ -88,51 +95,84 @@ pub(crate) fn encode(
     Ok((entry, bytes))
 }
 
-/// Reads a file and checks it against its entry: the three states, each all units in order.
-pub(crate) fn read(
-    folder: &Path,
-    heading: &Heading,
-    entry: &FileEntry,
-) -> Result<[Vec<u8>; 3], CheckpointError> {
-    let path = folder.join(&entry.file);
-    // The manifest is checked by nobody else: it must not lead out of its folder.
-    if Path::new(&entry.file).file_name() != Some(entry.file.as_ref()) {
-        return Err(CheckpointError::damaged(folder, format!("{:?} is no file name", entry.file)));
-    }
-    let bytes = std::fs::read(&path).map_err(CheckpointError::io(&path))?;
-    if bytes.len() as u64 != entry.bytes {
-        let problem = format!("it has {} bytes instead of {}", bytes.len(), entry.bytes);
-        return Err(CheckpointError::damaged(&path, problem));
-    }
-    if sha256(&bytes) != entry.sha256 {
-        return Err(CheckpointError::damaged(&path, "its checksum is wrong"));
-    }
-    let tensors = SafeTensors::deserialize(&bytes).map_err(|error| CheckpointError::damaged(&path, error))?;
-    let model = &heading.model;
-    let length = unit_count(entry.axis, &entry.units) * state_bytes(model, entry.axis);
-    let state = |name: &str| {
-        let tensor = tensors.tensor(name).map_err(|error| CheckpointError::damaged(&path, error))?;
-        let same = tensor.shape() == shape(model, entry.axis, &entry.units) && tensor.dtype() == dtype(model);
-        if !same || tensor.data().len() != length {
-            let problem = format!("{name} is {:?} {:?}", tensor.dtype(), tensor.shape());
-            return Err(CheckpointError::damaged(&path, problem));
-        }
-        Ok(tensor.data().to_vec())
-    };
-    let [weights, first, second] = STATES;
-    Ok([state(weights)?, state(first)?, state(second)?])
+/// Whether a file with units is called so.
+pub(crate) fn is_content(name: &str) -> bool {
+    let digits = |text: &str| text.len() == CHECKSUM && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    name.strip_suffix(CONTENT)
+        .and_then(|stem| stem.rsplit_once('-'))
+        .is_some_and(|(_, checksum)| digits(checksum))
 }
 
-/// Of a file's three states, the unit stored as number `position`, as it travels.
-pub(crate) fn unit_state(
-    model: &ModelSpec,
-    axis: Option<Axis>,
-    states: &[Vec<u8>; 3],
-    position: usize,
-    out: &mut Vec<u8>,
-) {
-    let part = state_bytes(model, axis);
-    for state in states {
-        out.extend_from_slice(&state[position * part..(position + 1) * part]);
+/// Whether a file can be as its entry says: a manifest has no checksum of its own.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub(crate) fn check(model: &ModelSpec, entry: &FileEntry) -> Result<(), String> {
+    let FileEntry { file, axis, units, bytes, .. } = entry;
+    // It must not lead out of its folder.
+    if Path::new(file).file_name() != Some(file.as_ref()) {
+        return Err(format!("{file:?} is no file name"));
+    }
+    let known = axis.and_then(|axis| axis.layer).is_none_or(|layer| layer < model.layers);
+    let all = Units::range(0, axis.map_or(0, |axis| model.units(axis.family)));
+    if !known || !units.difference(&all).is_empty() {
+        return Err(format!("{file} has units that the model has not"));
+    }
+    let data = unit_bytes(model, *axis).checked_mul(unit_count(*axis, units));
+    let most = data.and_then(|data| data.checked_add(MOST_HEADER)).unwrap_or(usize::MAX);
+    if *bytes > most as u64 {
+        return Err(format!("{file} has {bytes} bytes, more than its units"));
+    }
+    Ok(())
+}
+
+/// A file that has been read and is as its entry says.
+pub(crate) struct Stored {
+    bytes: Vec<u8>,
+    /// Where the three states begin.
+    states: [usize; STATES.len()],
+    /// Of a unit's part of a state.
+    part: usize,
+}
+
+impl Stored {
+    pub(crate) fn read(folder: &Path, model: &ModelSpec, entry: &FileEntry) -> Result<Self, CheckpointError> {
+        let path = folder.join(&entry.file);
+        let damaged = |problem: String| CheckpointError::damaged(&path, problem);
+        let wrong_length = |found: u64| damaged(format!("it has {found} bytes instead of {}", entry.bytes));
+        let (file, length) = disk::open(&path)?;
+        if length != entry.bytes {
+            return Err(wrong_length(length));
+        }
+        let bytes = disk::read(file, length).map_err(CheckpointError::io(&path))?;
+        if bytes.len() as u64 != length {
+            return Err(wrong_length(bytes.len() as u64));
+        }
+        if sha256(&bytes) != entry.sha256 {
+            return Err(damaged("its checksum is wrong".to_owned()));
+        }
+        let (header, tensors) =
+            SafeTensors::read_metadata(&bytes).map_err(|error| damaged(error.to_string()))?;
+        let shape = shape(model, entry.axis, &entry.units);
+        let part = state_bytes(model, entry.axis);
+        let mut states = [0; STATES.len()];
+        for (name, begin) in STATES.into_iter().zip(&mut states) {
+            let info = tensors.info(name).ok_or_else(|| damaged(format!("it has no {name}")))?;
+            if info.shape != shape || info.dtype != dtype(model) {
+                return Err(damaged(format!("{name} is {:?} {:?}", info.dtype, info.shape)));
+            }
+            // Behind the header's length and the header. That the data is there and as long as the shape says was
+            // checked with the header.
+            *begin = size_of::<u64>() + header + info.data_offsets.0;
+        }
+        Ok(Self { bytes, states, part })
+    }
+
+    /// Appends the state of the unit stored as number `position`, as it travels.
+    pub(crate) fn unit(&self, position: usize, out: &mut Vec<u8>) {
+        for begin in self.states {
+            let begin = begin + position * self.part;
+            out.extend_from_slice(&self.bytes[begin..begin + self.part]);
+        }
     }
 }

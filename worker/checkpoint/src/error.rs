@@ -26,6 +26,10 @@ pub enum CheckpointError {
     Missing { path: PathBuf, axis: Axis, units: Units },
     #[error("checkpoint: {path} is no checkpoint: {problem}")]
     NotOne { path: PathBuf, problem: String },
+    #[error(
+        "checkpoint: {path} is not a regular file: name one that is not there yet, or that may be replaced"
+    )]
+    NoTarget { path: PathBuf },
 }
 
 impl CheckpointError {

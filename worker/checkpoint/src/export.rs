@@ -3,53 +3,83 @@
 //! Names, orientation (`[out, in]`) and conventions are those of Hugging Face's Llama models, whose shape this is: RMSNorm, rotary
 //! positions with the first half of a head paired with the second, query heads in the order of their KV heads, SwiGLU.
 
-use crate::{Checkpoint, CheckpointError, disk};
+use crate::{Checkpoint, CheckpointError, codec, disk, manifest};
 use reknit_layout::job::ModelSpec;
 use reknit_layout::{Axis, Units};
-use safetensors::tensor::{Dtype, View, serialize_to_file};
-use std::borrow::Cow;
-use std::cell::RefCell;
+use safetensors::tensor::{Metadata, TensorInfo};
 use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Writes all weights into `out`, one axis of the model in memory at a time. `told` hears of every tensor, by name.
 ///
 /// # Errors
-/// The checkpoint cannot be read, or `out` not be written: there is no new `out` then.
+/// The checkpoint cannot be read, or `out` not be written: what was there is as it was then.
 pub fn export(checkpoint: &Checkpoint, out: &Path, told: impl Fn(&str)) -> Result<usize, CheckpointError> {
-    let model = &checkpoint.manifest().heading.model;
-    let source = Source { checkpoint, model, axis: RefCell::default(), failed: RefCell::default() };
-    let tensors = tensors(model);
-    let count = tensors.len();
-    let views = tensors.into_iter().map(|(name, content)| {
-        let shape = content.shape(model);
-        let view = Lazy { name: name.clone(), content, shape, source: &source, told: &told };
-        (name, view)
-    });
+    let out = &target(out)?;
     let mut partial = out.as_os_str().to_owned();
-    partial.push(".partial");
+    partial.push(format!(".{}.partial", std::process::id()));
     let partial = Path::new(&partial);
-    let note = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let written = serialize_to_file(views, Some(note), partial).map_err(|error| match error {
-        safetensors::SafeTensorError::IoError(error) => CheckpointError::io(out)(error),
-        other => CheckpointError::damaged(out, other),
+    let file = File::create_new(partial).map_err(CheckpointError::io(partial))?;
+    let written = write(checkpoint, file, out, told).and_then(|count| {
+        fs::rename(partial, out).map_err(CheckpointError::io(out))?;
+        Ok(count)
     });
-    let done = written.and_then(|()| match source.failed.take() {
-        Some(error) => Err(error),
-        None => std::fs::File::open(partial)
-            .and_then(|file| file.sync_all())
-            .and_then(|()| std::fs::rename(partial, out))
-            .map_err(CheckpointError::io(out)),
-    });
-    if let Err(error) = done {
-        let _ = std::fs::remove_file(partial);
-        return Err(error);
-    }
+    let count = written.inspect_err(|_| drop(fs::remove_file(partial)))?;
     if let Some(folder) = out.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         disk::sync_folder(folder)?;
     }
     Ok(count)
+}
+
+/// What is to be replaced, behind all links. A device or a pipe is not: what is written to it would lie in a file beside it.
+fn target(out: &Path) -> Result<PathBuf, CheckpointError> {
+    match fs::canonicalize(out) {
+        Ok(there) if there.is_file() => Ok(there),
+        Ok(_) => Err(CheckpointError::NoTarget { path: out.to_owned() }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !out.is_symlink() => Ok(out.to_owned()),
+        Err(error) => Err(CheckpointError::io(out)(error)),
+    }
+}
+
+fn write(
+    checkpoint: &Checkpoint,
+    file: File,
+    out: &Path,
+    told: impl Fn(&str),
+) -> Result<usize, CheckpointError> {
+    let model = &checkpoint.manifest().heading.model;
+    let tensors = tensors(model);
+    let mut end = 0;
+    let infos = tensors.iter().map(|(name, content)| {
+        let shape = content.shape(model);
+        let begin = end;
+        end += shape.iter().product::<usize>() * manifest::number_bytes(model);
+        (name.clone(), TensorInfo { dtype: codec::dtype(model), shape, data_offsets: (begin, end) })
+    });
+    let infos = infos.collect();
+    let note = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let header = Metadata::new(Some(note), infos).map_err(|error| CheckpointError::damaged(out, error))?;
+    let mut header = serde_json::to_vec(&header).map_err(|error| CheckpointError::damaged(out, error))?;
+    // The data begins at a multiple of 8.
+    header.resize(header.len().next_multiple_of(8), b' ');
+
+    let failed = || CheckpointError::io(out);
+    let mut file = BufWriter::new(file);
+    file.write_all(&(header.len() as u64).to_le_bytes()).map_err(failed())?;
+    file.write_all(&header).map_err(failed())?;
+    let mut source = Source { checkpoint, model, last: None };
+    for (name, content) in &tensors {
+        told(name);
+        file.write_all(&source.tensor(content)?).map_err(failed())?;
+    }
+    file.into_inner()
+        .map_err(io::IntoInnerError::into_error)
+        .and_then(|file| file.sync_all())
+        .map_err(failed())?;
+    Ok(tensors.len())
 }
 
 /// Where a tensor comes from.
@@ -107,73 +137,54 @@ fn tensors(model: &ModelSpec) -> Vec<(String, Content)> {
 struct Source<'a> {
     checkpoint: &'a Checkpoint,
     model: &'a ModelSpec,
-    /// The last axis that was read: several tensors come of one.
-    axis: RefCell<Option<(Option<Axis>, Vec<u8>)>>,
-    /// The library that writes asks for bytes and takes no error.
-    failed: RefCell<Option<CheckpointError>>,
+    /// The weights of the axis that was read last, or of the norms: several tensors come of one.
+    last: Option<(Option<Axis>, Vec<u8>)>,
 }
 
 impl Source<'_> {
-    /// The weights of all units of `axis`, or of the norms.
-    fn weights(&self, axis: Option<Axis>) -> Result<Vec<u8>, CheckpointError> {
-        if let Some((of, weights)) = &*self.axis.borrow()
-            && *of == axis
-        {
-            return Ok(weights.clone());
-        }
-        let all = |axis: Axis| (axis, Units::range(0, self.model.units(axis.family)));
-        let owned: BTreeMap<Axis, Units> = axis.map(all).into_iter().collect();
-        let blocks = self.checkpoint.load(&owned)?;
-        let mut weights = Vec::new();
-        let unit = crate::codec::unit_bytes(self.model, axis);
-        match axis {
-            None => {
-                let norms = blocks.iter().find(|block| block.axis.is_none());
-                weights.extend(norms.iter().flat_map(|block| &block.state[..unit / 3]));
-            }
-            Some(axis) => {
-                weights.resize(self.model.units(axis.family) as usize * (unit / 3), 0);
-                for block in blocks.iter().filter(|block| block.axis == Some(axis)) {
-                    for (number, state) in block.units.iter().zip(block.state.chunks_exact(unit)) {
-                        let to = number as usize * (unit / 3);
-                        weights[to..to + unit / 3].copy_from_slice(&state[..unit / 3]);
-                    }
-                }
-            }
-        }
-        *self.axis.borrow_mut() = Some((axis, weights.clone()));
-        Ok(weights)
-    }
-}
-
-struct Lazy<'a, F> {
-    name: String,
-    content: Content,
-    shape: Vec<usize>,
-    source: &'a Source<'a>,
-    told: &'a F,
-}
-
-impl<F> Lazy<'_, F> {
-    fn number(&self) -> usize {
-        crate::manifest::number_bytes(self.source.model)
-    }
-
-    fn bytes(&self) -> Result<Vec<u8>, CheckpointError> {
-        let row = self.source.model.hidden as usize * self.number();
-        match &self.content {
+    fn tensor(&mut self, content: &Content) -> Result<Vec<u8>, CheckpointError> {
+        let number = manifest::number_bytes(self.model);
+        let row = self.model.hidden as usize * number;
+        match content {
             Content::Norm(number) => {
-                let norms = self.source.weights(None)?;
+                let norms = self.weights(None)?;
                 Ok(norms[number * row..(number + 1) * row].to_vec())
             }
             Content::Rows { axis, rows, transposed } => {
-                let weights = self.source.weights(Some(*axis))?;
-                let unit = self.source.model.unit_params(axis.family) as usize * self.number();
+                let unit = codec::state_bytes(self.model, Some(*axis));
                 let of_unit = |unit: &[u8]| unit[rows.start * row..rows.end * row].to_vec();
-                let picked: Vec<u8> = weights.chunks_exact(unit).flat_map(of_unit).collect();
-                Ok(if *transposed { transpose(&picked, row, self.number()) } else { picked })
+                let picked: Vec<u8> =
+                    self.weights(Some(*axis))?.chunks_exact(unit).flat_map(of_unit).collect();
+                Ok(if *transposed { transpose(&picked, row, number) } else { picked })
             }
         }
+    }
+
+    /// The weights of all units of `axis`, or of the norms.
+    fn weights(&mut self, axis: Option<Axis>) -> Result<&[u8], CheckpointError> {
+        let weights = match self.last.take() {
+            Some((of, weights)) if of == axis => weights,
+            Some(_) | None => self.read(axis)?,
+        };
+        Ok(&self.last.insert((axis, weights)).1)
+    }
+
+    fn read(&self, axis: Option<Axis>) -> Result<Vec<u8>, CheckpointError> {
+        let all = axis.map(|axis| (axis, Units::range(0, self.model.units(axis.family))));
+        let count = all.as_ref().map_or(1, |(_, units)| units.len() as usize);
+        let unit = codec::state_bytes(self.model, axis);
+        let mut weights = vec![0; count * unit];
+        self.checkpoint.load(&all.into_iter().collect::<BTreeMap<_, _>>(), |of, units, state| {
+            if of == axis {
+                // The replicated parameters are one unit.
+                let numbers = units.iter().chain(axis.is_none().then_some(0));
+                for (number, state) in numbers.zip(state.chunks_exact(codec::unit_bytes(self.model, axis))) {
+                    weights[number as usize * unit..][..unit].copy_from_slice(&state[..unit]);
+                }
+            }
+            Ok::<_, CheckpointError>(())
+        })?;
+        Ok(weights)
     }
 }
 
@@ -188,29 +199,4 @@ fn transpose(matrix: &[u8], row: usize, number: usize) -> Vec<u8> {
         }
     }
     out
-}
-
-impl<F: Fn(&str)> View for Lazy<'_, F> {
-    fn dtype(&self) -> Dtype {
-        if self.number() == 8 { Dtype::F64 } else { Dtype::F32 }
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        (self.told)(&self.name);
-        match self.bytes() {
-            Ok(bytes) => bytes.into(),
-            Err(error) => {
-                self.source.failed.borrow_mut().get_or_insert(error);
-                vec![0; self.data_len()].into()
-            }
-        }
-    }
-
-    fn data_len(&self) -> usize {
-        self.shape.iter().product::<usize>() * self.number()
-    }
 }

@@ -6,7 +6,7 @@
 //! - safetensors files, each with some units of one axis, or with the replicated parameters: `weights`, `first_moments` and
 //!   `second_moments`, of the shape `[units, rows, hidden]` (see [`codec`]). Their names hold the SHA-256 of their content,
 //!   so that what has not changed since the last checkpoint is linked and not written again;
-//! - one `part-WRITER.json` per writer: what it wrote, with the full checksums;
+//! - one `part-WRITER.json` per writer: what it wrote, with the full checksums. Until it is done, whose folder this is;
 //! - `manifest.json`, all parts in one: only a folder that has it is a checkpoint. The writer that finds that the parts
 //!   have every unit (COVER) makes it, so nobody has to be told who the others are.
 //!
@@ -26,6 +26,6 @@ mod writer;
 
 pub use error::CheckpointError;
 pub use manifest::{FORMAT_VERSION, FileEntry, Heading, Manifest, SavedVote, job_sha256};
-pub use reader::{Block, Checkpoint};
+pub use reader::Checkpoint;
 pub use store::{Found, Store};
 pub use writer::{Snapshot, Written, to_write};

@@ -1,15 +1,19 @@
 //! What a checkpoint consists of.
 
-use crate::CheckpointError;
+use crate::{CheckpointError, codec, disk};
 use reknit_layout::job::{Dtype, ModelSpec};
 use reknit_layout::{Axis, CheckpointId, JobSpec, Step, Units};
-use serde::{Deserialize, Serialize};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Of what is written; no other is read.
 pub const FORMAT_VERSION: u32 = 1;
+
+/// Of a manifest or a part. That of 400 billion parameters in the smallest units has 0.4 GB.
+const MOST_BYTES: u64 = 1 << 30;
 
 /// What a state is of: the same in every part of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -20,7 +24,8 @@ pub struct Heading {
     pub job_sha256: String,
     /// So many steps are committed.
     pub step: Step,
-    /// Of the replicated parameters: 16 hexadecimal digits.
+    /// Of the job and its replicated parameters, 16 hexadecimal digits: neither two jobs in one folder nor two ways to
+    /// the same step write into one checkpoint.
     pub digest: String,
     /// Samples go on behind those of `step` in the order that follows from this.
     pub seed: u64,
@@ -32,8 +37,15 @@ pub struct Heading {
 /// What the vote on a step decided.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SavedVote {
+    #[serde(deserialize_with = "number")]
     pub grad_norm_squared: f64,
+    #[serde(deserialize_with = "number")]
     pub loss: f64,
+}
+
+/// JSON writes `null` for what is no number.
+fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
 /// One safetensors file.
@@ -74,11 +86,14 @@ struct Version {
 }
 
 impl Heading {
-    pub fn new(job: &JobSpec, step: Step, digest: String, vote: Option<SavedVote>) -> Self {
+    /// `replicated`: the digest of the replicated parameters.
+    pub fn new(job: &JobSpec, step: Step, replicated: &str, vote: Option<SavedVote>) -> Self {
+        let job_sha256 = job_sha256(job);
+        let digest = sha256(format!("{job_sha256} {replicated}").as_bytes())[..16].to_owned();
         Self {
             version: FORMAT_VERSION,
             job: job.name.clone(),
-            job_sha256: job_sha256(job),
+            job_sha256,
             step,
             digest,
             seed: job.run.seed,
@@ -123,20 +138,54 @@ impl Heading {
 impl Manifest {
     /// Of all its files.
     pub fn bytes(&self) -> u64 {
-        self.files.iter().map(|file| file.bytes).sum()
+        self.files.iter().fold(0, |sum, file| sum.saturating_add(file.bytes))
     }
 }
 
-/// Reads a part or a manifest.
-pub(crate) fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, CheckpointError> {
-    let text = std::fs::read(path).map_err(CheckpointError::io(path))?;
-    let version: Version =
-        serde_json::from_slice(&text).map_err(|error| CheckpointError::damaged(path, error))?;
+impl Part {
+    pub(crate) fn read(path: &Path) -> Result<Self, CheckpointError> {
+        read(path, |part: &Self| (&part.heading, &part.files))
+    }
+}
+
+impl Manifest {
+    pub(crate) fn read(path: &Path) -> Result<Self, CheckpointError> {
+        read(path, |manifest: &Self| (&manifest.heading, &manifest.files))
+    }
+}
+
+/// Reads a part or a manifest. What comes out of it can be worked with: the model makes sense, and the files are of its units.
+fn read<T: DeserializeOwned>(
+    path: &Path,
+    content: impl Fn(&T) -> (&Heading, &Vec<FileEntry>),
+) -> Result<T, CheckpointError> {
+    let (file, length) = disk::open(path)?;
+    if length > MOST_BYTES {
+        return Err(CheckpointError::damaged(path, format!("it has {length} bytes, more than any has")));
+    }
+    let text = disk::read(file, length).map_err(CheckpointError::io(path))?;
+    let damaged = |error: serde_json::Error| CheckpointError::damaged(path, error);
+    let version: Version = serde_json::from_slice(&text).map_err(damaged)?;
     if version.version != FORMAT_VERSION {
         let (found, known) = (version.version, FORMAT_VERSION);
         return Err(CheckpointError::Version { path: path.to_owned(), found, known });
     }
-    serde_json::from_slice(&text).map_err(|error| CheckpointError::damaged(path, error))
+    let read = serde_json::from_slice(&text).map_err(damaged)?;
+    let (Heading { model, .. }, files) = content(&read);
+    let sound = model.validate().map_err(|error| format!("its model: {error}"));
+    sound
+        .and_then(|()| files.iter().try_for_each(|file| codec::check(model, file)))
+        .map_err(|problem| CheckpointError::damaged(path, problem))?;
+    Ok(read)
+}
+
+/// The text of a part or a manifest.
+pub(crate) fn text(path: &Path, content: &impl Serialize) -> Result<Vec<u8>, CheckpointError> {
+    let text = serde_json::to_vec_pretty(content).map_err(|error| CheckpointError::damaged(path, error))?;
+    if text.len() as u64 > MOST_BYTES {
+        return Err(CheckpointError::damaged(path, "it would be larger than what is read again"));
+    }
+    Ok(text)
 }
 
 /// What of the model no file has (COVER); `None`: nothing is missing.

@@ -1,7 +1,8 @@
 //! A checkpoint that is there: any rank takes what it shall own out of it, whatever the layout was.
 
-use crate::manifest::{FileEntry, Manifest, missing, read};
-use crate::{CheckpointError, codec, store};
+use crate::codec::Stored;
+use crate::manifest::{Manifest, missing};
+use crate::{CheckpointError, store};
 use reknit_layout::job::ModelSpec;
 use reknit_layout::{Axis, Units};
 use std::collections::BTreeMap;
@@ -12,14 +13,6 @@ use std::path::{Path, PathBuf};
 pub struct Checkpoint {
     folder: PathBuf,
     manifest: Manifest,
-}
-
-/// Some units' state as it travels between ranks; that of the replicated parameters where `axis` is `None`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Block {
-    pub axis: Option<Axis>,
-    pub units: Units,
-    pub state: Vec<u8>,
 }
 
 impl Checkpoint {
@@ -38,22 +31,7 @@ impl Checkpoint {
             }
             return Err(CheckpointError::Incomplete { path: folder.to_owned(), missing });
         }
-        let manifest: Manifest = read(&path)?;
-        manifest
-            .heading
-            .model
-            .validate()
-            .map_err(|error| CheckpointError::damaged(&path, format!("its model: {error}")))?;
-        let axes = manifest.heading.model.axes();
-        let strange = manifest.files.iter().find(|file| {
-            let all = file.axis.map_or(0, |axis| manifest.heading.model.units(axis.family));
-            let known = file.axis.is_none_or(|axis| axes.contains(&axis));
-            !known || !file.units.difference(&Units::range(0, all)).is_empty()
-        });
-        if let Some(file) = strange {
-            let problem = format!("{} has units that the model has not", file.file);
-            return Err(CheckpointError::damaged(&path, problem));
-        }
+        let manifest = Manifest::read(&path)?;
         if let Some(missing) = missing(&manifest.heading.model, &manifest.files) {
             return Err(CheckpointError::damaged(&path, format!("it lacks {missing}")));
         }
@@ -77,60 +55,65 @@ impl Checkpoint {
         fits.map_err(|what| CheckpointError::OtherModel { path: self.folder.clone(), what })
     }
 
-    /// The state of these units and of the replicated parameters. Every file that is read is checked against its checksum,
-    /// one file in memory at a time.
+    /// Gives `take` the state of these units, those of one file after those of another, and of the replicated parameters, no
+    /// axis, as it travels between ranks. Every file that is read is checked against its checksum first. In memory is one
+    /// file, and a copy of what is wanted of it.
     ///
     /// # Errors
-    /// A file is gone or damaged, or a unit is none of the model's.
-    pub fn load(&self, owned: &BTreeMap<Axis, Units>) -> Result<Vec<Block>, CheckpointError> {
+    /// A file is gone or damaged, or a unit is none of the model's; or that of `take`, after which nothing more is read.
+    pub fn load<E: From<CheckpointError>>(
+        &self,
+        owned: &BTreeMap<Axis, Units>,
+        mut take: impl FnMut(Option<Axis>, &Units, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let model = &self.manifest.heading.model;
         let mut left = owned.clone();
         let mut replicated = false;
-        let mut blocks = Vec::new();
+        let mut state = Vec::new();
         for entry in &self.manifest.files {
             let wanted = match entry.axis {
-                Some(axis) => match left.get_mut(&axis) {
-                    Some(left) => {
-                        let wanted = entry.units.intersection(left);
-                        *left = left.difference(&wanted);
-                        wanted
-                    }
-                    None => continue,
-                },
                 None if replicated => continue,
-                None => Units::default(),
+                None => Units::new(),
+                Some(axis) => {
+                    let Some(left) = left.get_mut(&axis) else { continue };
+                    let wanted = entry.units.intersection(left);
+                    *left = left.difference(&wanted);
+                    if wanted.is_empty() {
+                        continue;
+                    }
+                    wanted
+                }
             };
-            replicated |= entry.axis.is_none();
-            if entry.axis.is_some() && wanted.is_empty() {
-                continue;
+            let stored = Stored::read(&self.folder, model, entry)?;
+            state.clear();
+            if entry.axis.is_none() {
+                replicated = true;
+                stored.unit(0, &mut state);
             }
-            blocks.push(self.block(model, entry, wanted)?);
+            let mut next = wanted.iter().peekable();
+            for (position, unit) in entry.units.iter().enumerate() {
+                if next.next_if_eq(&unit).is_some() {
+                    stored.unit(position, &mut state);
+                }
+            }
+            drop(stored);
+            take(entry.axis, &wanted, &state)?;
         }
         match left.into_iter().find(|(_, units)| !units.is_empty()) {
-            Some((axis, units)) => Err(CheckpointError::Missing { path: self.folder.clone(), axis, units }),
-            None => Ok(blocks),
+            Some((axis, units)) => {
+                Err(CheckpointError::Missing { path: self.folder.clone(), axis, units }.into())
+            }
+            None => Ok(()),
         }
-    }
-
-    fn block(&self, model: &ModelSpec, entry: &FileEntry, wanted: Units) -> Result<Block, CheckpointError> {
-        let states = codec::read(&self.folder, &self.manifest.heading, entry)?;
-        let mut state = Vec::with_capacity(wanted.len() as usize * codec::unit_bytes(model, entry.axis));
-        if entry.axis.is_none() {
-            codec::unit_state(model, None, &states, 0, &mut state);
-        }
-        for position in wanted.iter().filter_map(|unit| entry.units.position(unit)) {
-            codec::unit_state(model, entry.axis, &states, position as usize, &mut state);
-        }
-        Ok(Block { axis: entry.axis, units: wanted, state })
     }
 
     /// Reads every file and checks it. `told` hears of each: how many of how many are done, and what is wrong with it.
     /// Returns how many are.
     pub fn verify(&self, mut told: impl FnMut(usize, usize, Option<&CheckpointError>)) -> usize {
-        let files = &self.manifest.files;
+        let (model, files) = (&self.manifest.heading.model, &self.manifest.files);
         let mut bad = 0;
         for (number, entry) in (1..).zip(files) {
-            let problem = codec::read(&self.folder, &self.manifest.heading, entry).err();
+            let problem = Stored::read(&self.folder, model, entry).err();
             bad += usize::from(problem.is_some());
             told(number, files.len(), problem.as_ref());
         }

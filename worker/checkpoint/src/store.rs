@@ -1,14 +1,17 @@
 //! The folder with a job's checkpoints.
 
-use crate::manifest::{Manifest, Part, missing, read};
+use crate::codec::is_content;
+use crate::manifest::{Manifest, Part, missing, text};
 use crate::{CheckpointError, disk};
-use reknit_layout::CheckpointId;
+use reknit_layout::{CheckpointId, Step};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A checkpoint that is being removed has another name first: half of it must not look like one.
 const REMOVED: &str = "removed-";
+pub(crate) const MANIFEST: &str = "manifest.json";
 
 /// A job's checkpoints.
 #[derive(Debug, Clone)]
@@ -26,7 +29,7 @@ pub struct Found {
     pub written_us: u64,
     /// Of all files of a complete one.
     pub bytes: u64,
-    /// Of the job file that a complete one was written under.
+    /// Of the job file that it was written under; empty where nothing says so.
     pub job_sha256: String,
 }
 
@@ -60,7 +63,7 @@ impl Store {
             let entry = entry.map_err(CheckpointError::io(&self.path))?;
             let Some(id) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
             let folder = entry.path();
-            found.push(match read::<Manifest>(&folder.join("manifest.json")) {
+            found.push(match Manifest::read(&folder.join(MANIFEST)) {
                 Ok(manifest) => Found {
                     id,
                     complete: true,
@@ -72,7 +75,7 @@ impl Store {
                 Err(_) => {
                     let modified = entry.metadata().and_then(|metadata| metadata.modified());
                     let written_us = modified.map_or(0, micros);
-                    Found { id, complete: false, written_us, bytes: 0, job_sha256: String::new(), folder }
+                    Found { id, complete: false, written_us, bytes: 0, job_sha256: owner(&folder), folder }
                 }
             });
         }
@@ -91,8 +94,8 @@ impl Store {
     /// Makes the manifest if the parts have every unit (COVER), and says whether they do. Whoever comes last sees all parts;
     /// two who come last write the same.
     pub(crate) fn complete(&self, folder: &Path, writer: &str) -> Result<bool, CheckpointError> {
-        let path = folder.join("manifest.json");
-        if path.exists() {
+        let path = folder.join(MANIFEST);
+        if Manifest::read(&path).is_ok() {
             return Ok(true);
         }
         let parts = parts(folder)?;
@@ -106,54 +109,95 @@ impl Store {
             return Ok(false);
         }
         let manifest = Manifest { heading, written_us: micros(SystemTime::now()), files };
-        let text =
-            serde_json::to_vec_pretty(&manifest).map_err(|error| CheckpointError::damaged(&path, error))?;
-        disk::write_whole(&path, writer, &text)?;
+        disk::write_whole(&path, writer, &text(&path, &manifest)?)?;
         disk::sync_folder(folder)?;
         Ok(true)
     }
 
-    /// Keeps the `keep` complete ones that were written last and whatever is newer; removes the rest, finished or not.
-    /// What cannot be removed is tried again the next time.
+    /// Keeps the `keep` complete checkpoints of this job that were written last, and removes its others: how many. Another
+    /// job's in the same folder are not touched.
     ///
     /// # Errors
     /// Those of [`Store::list`].
-    pub fn prune(&self, keep: usize) -> Result<usize, CheckpointError> {
-        let found = self.list()?;
-        let newest = found.iter().find(|found| found.complete).map_or(0, |found| found.written_us);
-        let mut kept = 0;
-        let mut removed = 0;
-        for Found { id, folder, complete, written_us, .. } in found {
-            kept += usize::from(complete);
-            let stays = if complete { kept <= keep.max(1) } else { written_us >= newest };
-            if !stays && fs::rename(&folder, self.path.join(format!("{REMOVED}{id}"))).is_ok() {
-                removed += 1;
-            }
-        }
+    pub fn prune(&self, job_sha256: &str, keep: usize) -> Result<usize, CheckpointError> {
+        let complete =
+            self.list()?.into_iter().filter(|found| found.complete && found.job_sha256 == job_sha256);
+        Ok(self.remove(complete.skip(keep.max(1))))
+    }
+
+    /// Removes what writers of this job that died or failed have left of steps before `step`: how many checkpoints that were
+    /// never complete. Nobody may be writing those steps any more.
+    ///
+    /// # Errors
+    /// Those of [`Store::list`].
+    pub fn clear(&self, job_sha256: &str, step: Step) -> Result<usize, CheckpointError> {
+        let earlier = |found: &Found| found.job_sha256 == job_sha256 && found.id.step < step;
+        let (complete, unfinished): (Vec<_>, Vec<_>) =
+            self.list()?.into_iter().filter(earlier).partition(|found| found.complete);
+        complete.iter().for_each(|found| clear_strays(&found.folder));
+        Ok(self.remove(unfinished.into_iter()))
+    }
+
+    /// What cannot be removed is tried again the next time.
+    fn remove(&self, unwanted: impl Iterator<Item = Found>) -> usize {
+        let hide = |found: &Found| {
+            fs::rename(&found.folder, self.path.join(format!("{REMOVED}{}", found.id))).is_ok()
+        };
+        let removed = unwanted.filter(hide).count();
         for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
-            if entry.file_name().to_str().is_some_and(|name| name.starts_with(REMOVED)) {
+            let name = entry.file_name();
+            let id = name.to_str().and_then(|name| name.strip_prefix(REMOVED));
+            if id.is_some_and(|id| id.parse::<CheckpointId>().is_ok()) {
                 let _ = fs::remove_dir_all(entry.path());
             }
         }
-        Ok(removed)
+        removed
     }
 }
 
+/// Removes what is not of a complete checkpoint from its folder: half-written files, and whole ones of tries that others
+/// ended. What no writer calls so is left.
+fn clear_strays(folder: &Path) {
+    let Ok(manifest) = Manifest::read(&folder.join(MANIFEST)) else { return };
+    let known: BTreeSet<&str> = manifest.files.iter().map(|file| file.file.as_str()).collect();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let Some(name) = name.to_str() else { continue };
+        let (whole, partial) = disk::whole_name(name).map_or((name, false), |whole| (whole, true));
+        let text = whole == MANIFEST || is_part(whole);
+        if (partial && (text || is_content(whole))) || (is_content(whole) && !known.contains(whole)) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+fn is_part(name: &str) -> bool {
+    name.starts_with("part-") && name.ends_with(".json")
+}
+
+/// Of the job that writes or wrote here.
+fn owner(folder: &Path) -> String {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut parts = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_part));
+    parts
+        .find_map(|entry| Part::read(&entry.path()).ok())
+        .map_or(String::new(), |part| part.heading.job_sha256)
+}
+
 /// The parts in a checkpoint's folder, in the order of their names. Those of another state than the folder's are none.
-fn parts(folder: &Path) -> Result<Vec<Part>, CheckpointError> {
+pub(crate) fn parts(folder: &Path) -> Result<Vec<Part>, CheckpointError> {
     let entries = fs::read_dir(folder).map_err(CheckpointError::io(folder))?;
     let mut paths = Vec::new();
     for entry in entries {
         let entry = entry.map_err(CheckpointError::io(folder))?;
-        let name = entry.file_name();
-        if name.to_str().is_some_and(|name| name.starts_with("part-") && name.ends_with(".json")) {
+        if entry.file_name().to_str().is_some_and(is_part) {
             paths.push(entry.path());
         }
     }
     paths.sort();
     let mut parts: Vec<Part> = Vec::new();
     for path in paths {
-        let part: Part = read(&path)?;
+        let part = Part::read(&path)?;
         let first = parts.first().map_or(&part.heading, |first| &first.heading);
         let own_folder = folder.file_name().is_some_and(|name| *name == *part.heading.id().to_string());
         if !own_folder || first.model != part.heading.model {

@@ -1,11 +1,12 @@
 //! What one rank writes: its share of the units it owns.
 
 use crate::codec::{encode, unit_bytes};
-use crate::manifest::{FileEntry, Part};
+use crate::manifest::{Part, text};
+use crate::store::parts;
 use crate::{CheckpointError, Heading, Store, disk};
 use reknit_layout::job::ModelSpec;
 use reknit_layout::{Axis, Units};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -72,52 +73,83 @@ impl Store {
     /// name. `told` hears how many bytes of how many are done.
     ///
     /// # Errors
-    /// Nothing of earlier checkpoints has changed; this one has no manifest.
+    /// Nothing of earlier checkpoints has changed; this one has no manifest, and what was written of it is gone again.
     pub fn write(
         &self,
         snapshot: &Snapshot,
         writer: &str,
-        mut told: impl FnMut(u64, u64),
+        told: impl FnMut(u64, u64),
     ) -> Result<Written, CheckpointError> {
-        let model = &snapshot.heading.model;
         let folder = self.folder(&snapshot.heading.id());
         disk::make_folder(&folder)?;
-        let earlier: Vec<PathBuf> =
-            self.list()?.into_iter().filter(|found| found.complete).map(|found| found.folder).collect();
-        let total = snapshot.state.len() as u64;
-        let (mut done, mut bytes, mut linked) = (0, 0, 0);
-        let mut files: Vec<FileEntry> = Vec::new();
-        for (axis, units, state) in snapshot.files(model) {
-            let (entry, content) = encode(model, axis, &units, state)?;
-            if link(&folder, &entry, &earlier) {
-                linked += entry.bytes;
-            } else {
-                disk::write_whole(&folder.join(&entry.file), writer, &content)?;
-                bytes += entry.bytes;
-            }
-            files.push(entry);
-            done += state.len() as u64;
-            told(done, total);
-        }
-        disk::sync_folder(&folder)?;
-        let part = Part { heading: snapshot.heading.clone(), files };
-        let path = folder.join(format!("part-{writer}.json"));
-        let text =
-            serde_json::to_vec_pretty(&part).map_err(|error| CheckpointError::damaged(&path, error))?;
-        disk::write_whole(&path, writer, &text)?;
+        let mut made = Vec::new();
+        let (bytes, linked) = self
+            .write_part(snapshot, writer, &folder, &mut made, told)
+            .inspect_err(|_| take_back(&folder, &made))?;
         disk::sync_folder(&folder)?;
         let complete = self.complete(&folder, writer)?;
         Ok(Written { bytes, linked, complete })
     }
+
+    /// Bytes written and linked. `made`: each name that was not there before.
+    fn write_part(
+        &self,
+        snapshot: &Snapshot,
+        writer: &str,
+        folder: &Path,
+        made: &mut Vec<PathBuf>,
+        mut told: impl FnMut(u64, u64),
+    ) -> Result<(u64, u64), CheckpointError> {
+        let model = &snapshot.heading.model;
+        let path = folder.join(format!("part-{writer}.json"));
+        let mut part = Part { heading: snapshot.heading.clone(), files: Vec::new() };
+        if !path.exists() {
+            // Whose all this is must be known also if this process does not come to the end.
+            made.push(path.clone());
+            disk::write_whole(&path, writer, &text(&path, &part)?)?;
+        }
+        let earlier: Vec<PathBuf> =
+            self.list()?.into_iter().filter(|found| found.complete).map(|found| found.folder).collect();
+        let total = snapshot.state.len() as u64;
+        let (mut done, mut bytes, mut linked) = (0, 0, 0);
+        for (axis, units, state) in snapshot.files(model) {
+            let (entry, content) = encode(model, axis, &units, state)?;
+            let file = folder.join(&entry.file);
+            if disk::holds(&file, &content) {
+                linked += entry.bytes;
+            } else if link(&file, &content, earlier.iter().map(|folder| folder.join(&entry.file))) {
+                linked += entry.bytes;
+                made.push(file);
+            } else {
+                disk::write_whole(&file, writer, &content)?;
+                bytes += entry.bytes;
+                made.push(file);
+            }
+            part.files.push(entry);
+            done += state.len() as u64;
+            told(done, total);
+        }
+        disk::sync_folder(folder)?;
+        disk::write_whole(&path, writer, &text(&path, &part)?)?;
+        Ok((bytes, linked))
+    }
 }
 
-/// The same file of an earlier checkpoint, or of an earlier try at this one. A file's name holds the checksum of its content.
-fn link(folder: &Path, entry: &FileEntry, earlier: &[PathBuf]) -> bool {
-    let there = |path: &Path| fs::metadata(path).is_ok_and(|found| found.len() == entry.bytes);
-    let path = folder.join(&entry.file);
-    there(&path)
-        || earlier.iter().map(|folder| folder.join(&entry.file)).any(|source| {
-            // A file system without links gets another copy.
-            there(&source) && fs::hard_link(&source, &path).is_ok()
-        })
+/// The same file of an earlier checkpoint. A file's name holds the checksum of its content, which may be damaged by now.
+fn link(file: &Path, content: &[u8], mut earlier: impl Iterator<Item = PathBuf>) -> bool {
+    // A file system without links gets another copy.
+    earlier.any(|source| disk::holds(&source, content) && fs::hard_link(&source, file).is_ok())
+}
+
+/// Removes what a writer made that does not come to the end, so that a full disk has room again. What another try's part
+/// lists stays.
+fn take_back(folder: &Path, made: &[PathBuf]) {
+    let Ok(parts) = parts(folder) else { return };
+    let listed: BTreeSet<PathBuf> =
+        parts.iter().flat_map(|part| &part.files).map(|entry| folder.join(&entry.file)).collect();
+    for path in made.iter().filter(|path| !listed.contains(*path)) {
+        let _ = fs::remove_file(path);
+    }
+    // Unless others write here too.
+    let _ = fs::remove_dir(folder);
 }

@@ -5,8 +5,8 @@
 mod common;
 
 use common::{job, snapshots, split, trained};
-use reknit_checkpoint::{Checkpoint, CheckpointError, Snapshot, Store};
-use reknit_layout::JobSpec;
+use reknit_checkpoint::{Checkpoint, CheckpointError, Snapshot, Store, job_sha256};
+use reknit_layout::{JobSpec, Step};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -32,8 +32,12 @@ fn ranks(job: &JobSpec, steps: u64) -> Vec<(String, Snapshot)> {
 }
 
 fn names(folder: &Path) -> BTreeSet<String> {
-    let entries = std::fs::read_dir(folder).unwrap();
+    let entries = std::fs::read_dir(folder).into_iter().flatten();
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+fn load(checkpoint: &Checkpoint, owned: &common::Owned) -> Result<(), CheckpointError> {
+    checkpoint.load(owned, |_, _, _| Ok(()))
 }
 
 fn first_file(folder: &Path) -> PathBuf {
@@ -93,7 +97,7 @@ fn damage_is_found_wherever_it_is() {
         let mut told = Vec::new();
         assert_eq!(checkpoint.verify(|_, _, problem| told.extend(problem.map(ToString::to_string))), 1);
         assert!(told[0].contains(says) && told[0].contains("ffn-1-"), "{told:?}");
-        let error = checkpoint.load(&everything).unwrap_err().to_string();
+        let error = load(&checkpoint, &everything).unwrap_err().to_string();
         assert!(error.contains(says), "{error}");
         std::fs::write(&file, &whole).unwrap();
     }
@@ -108,7 +112,7 @@ fn damage_is_found_wherever_it_is() {
     ] {
         assert!(text.contains(from), "{from}");
         std::fs::write(&manifest, text.replacen(from, to, 1)).unwrap();
-        let result = Checkpoint::open(&folder).and_then(|checkpoint| checkpoint.load(&everything));
+        let result = Checkpoint::open(&folder).and_then(|checkpoint| load(&checkpoint, &everything));
         let error = result.unwrap_err().to_string();
         assert!(error.contains(says), "{error}");
     }
@@ -153,26 +157,98 @@ fn what_has_not_changed_is_linked() {
     assert_eq!(written.len(), 1, "one file was written anew");
     assert_eq!(written[0].bytes, bytes);
     // Removing the older one takes nothing from the newer.
-    assert_eq!(store.prune(1).unwrap(), 1);
+    assert_eq!(store.prune(&job_sha256(&job), 1).unwrap(), 1);
     assert_eq!(checkpoint.verify(|_, _, _| {}), 0);
 }
 
 #[test]
-fn pruning_keeps_the_last_written_and_removes_what_never_was_complete() {
+fn what_is_damaged_is_written_again_and_not_linked_on() {
     let (dir, job) = (tempfile::tempdir().unwrap(), job());
     let store = Store::new(dir.path());
-    let all: Vec<_> = (1..=4).map(|steps| ranks(&job, steps)).collect();
-    // The job went back from step 4 to step 1 and then wrote step 2: that is the newest.
+    let (old, mut new) = (ranks(&job, 1), ranks(&job, 1));
+    write_all(&store, &old);
+    let spoil = |file: &Path| {
+        let mut bytes = std::fs::read(file).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(file, bytes).unwrap();
+    };
+    spoil(&first_file(&folder(&store, &old)));
+    for (_, snapshot) in &mut new {
+        snapshot.heading.step.0 = 2;
+    }
+    // Of an earlier try at the same checkpoint too.
+    write_all(&store, &new[..3]);
+    let folder = folder(&store, &new);
+    spoil(&folder.join(names(&folder).iter().find(|name| name.starts_with("attn-0-")).unwrap()));
+    write_all(&store, &new);
+    assert_eq!(Checkpoint::open(&folder).unwrap().verify(|_, _, _| {}), 0);
+}
+
+#[test]
+fn pruning_keeps_the_last_written() {
+    let (dir, job) = (tempfile::tempdir().unwrap(), job());
+    let store = Store::new(dir.path());
+    let all: Vec<_> = (1..=3).map(|steps| ranks(&job, steps)).collect();
+    // The job went back from step 3 to step 1 and then wrote step 2: that is the newest.
     write_all(&store, &all[2]);
-    write_all(&store, &all[3][..2]);
     write_all(&store, &all[0]);
     write_all(&store, &all[1]);
-    std::fs::create_dir(dir.path().join("not ours")).unwrap();
-    assert_eq!(store.prune(2).unwrap(), 2);
+    let others = ["not ours", "removed-by-a-user", "removed-step-9"];
+    others.iter().for_each(|name| std::fs::create_dir(dir.path().join(name)).unwrap());
+    assert_eq!(store.prune(&job_sha256(&job), 2).unwrap(), 1);
     let ids = |ranks: &Vec<(String, Snapshot)>| ranks[0].1.heading.id();
     assert_eq!(store.complete_ids().unwrap(), [ids(&all[1]), ids(&all[0])]);
-    let left = [ids(&all[1]).to_string(), ids(&all[0]).to_string(), "not ours".to_owned()];
-    assert_eq!(names(dir.path()), left.into());
+    let left = [ids(&all[1]).to_string(), ids(&all[0]).to_string()];
+    assert_eq!(names(dir.path()), left.into_iter().chain(others.map(str::to_owned)).collect());
+}
+
+#[test]
+fn another_jobs_checkpoints_in_the_same_folder_are_apart_and_stay() {
+    let (dir, job) = (tempfile::tempdir().unwrap(), job());
+    let store = Store::new(dir.path());
+    let mut other = job.clone();
+    other.run.steps += 1;
+    // The same states at the same steps, as when a job starts anew with more steps; the last of the others is not complete.
+    let others: Vec<_> = (1..=3).map(|steps| ranks(&other, steps)).collect();
+    write_all(&store, &others[0]);
+    write_all(&store, &others[1]);
+    write_all(&store, &others[2][..3]);
+    let before = names(dir.path());
+    let own: Vec<_> = (1..=4).map(|steps| ranks(&job, steps)).collect();
+    own.iter().for_each(|ranks| write_all(&store, ranks));
+    assert_eq!(store.prune(&job_sha256(&job), 2).unwrap(), 2);
+    assert_eq!(store.clear(&job_sha256(&job), Step(5)).unwrap(), 0);
+    let newest = own[2..].iter().map(|ranks| ranks[0].1.heading.id().to_string());
+    assert_eq!(names(dir.path()), before.into_iter().chain(newest).collect());
+}
+
+#[test]
+fn what_dead_writers_left_is_cleared_once_a_later_step_is_written() {
+    let (dir, job) = (tempfile::tempdir().unwrap(), job());
+    let store = Store::new(dir.path());
+    let (old, new) = (ranks(&job, 1), ranks(&job, 2));
+    write_all(&store, &old);
+    let folder = folder(&store, &old);
+    let whole = names(&folder);
+    let stray = format!("ffn-1-{}.safetensors", "0".repeat(32));
+    let of_users = ["model.safetensors", "notes.partial", "part.json"];
+    let strays = [stray.clone(), format!("{stray}.gpu-3.partial"), "manifest.json.gpu-3.partial".to_owned()];
+    for name in strays.iter().map(String::as_str).chain(of_users) {
+        std::fs::write(folder.join(name), "x").unwrap();
+    }
+    let mut child = start(dir.path(), "");
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    lines.by_ref().map(Result::unwrap).find(|line| line.starts_with("at ")).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let dead = self::folder(&store, &new);
+    assert!(dead.exists());
+    // Others may still be at this step.
+    assert_eq!(store.clear(&job_sha256(&job), Step(2)).unwrap(), 0);
+    assert!(dead.exists());
+    assert_eq!(names(&folder), whole.into_iter().chain(of_users.map(str::to_owned)).collect());
+    assert_eq!(store.clear(&job_sha256(&job), Step(3)).unwrap(), 1);
+    assert_eq!(names(dir.path()), [old[0].1.heading.id().to_string()].into());
 }
 
 /// Not a test by itself: what the others start as a process of its own, told by the environment.
@@ -188,6 +264,7 @@ fn writer() {
         let _ = std::io::stdin().read_line(&mut String::new());
     });
     println!("done {result:?}");
+    println!("left {:?}", names(&folder(&store, &[(writer, snapshot)])));
 }
 
 /// `prelude` in a shell that then becomes the writer.
@@ -226,17 +303,20 @@ fn a_writer_that_is_killed_leaves_the_older_one_whole_and_the_next_try_goes_thro
 fn a_file_that_cannot_be_written_is_told_and_leaves_nothing_half_done() {
     let (dir, job) = (tempfile::tempdir().unwrap(), job());
     let store = Store::new(dir.path());
-    let old = ranks(&job, 1);
+    let (old, new) = (ranks(&job, 1), ranks(&job, 2));
     write_all(&store, &old);
+    write_all(&store, &new[1..]);
+    let of_others = names(&folder(&store, &new));
     // Of no more than 4 blocks of 512 bytes; what the kernel does then is an error and not a death.
     let mut child = start(dir.path(), "ulimit -f 4; trap '' XFSZ;");
     drop(child.stdin.take());
     let said = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
     assert!(said.contains("FileTooLarge") && said.contains("done Err"), "{said}");
-    let folder = folder(&store, &ranks(&job, 2));
-    assert!(names(&folder).iter().all(|name| !name.ends_with(".partial")), "{:?}", names(&folder));
+    assert_eq!(names(&folder(&store, &new)), of_others, "neither whole files nor halves");
     assert_eq!(store.complete_ids().unwrap(), [old[0].1.heading.id()]);
-    assert_eq!(Checkpoint::open(&self::folder(&store, &old)).unwrap().verify(|_, _, _| {}), 0);
+    assert_eq!(Checkpoint::open(&folder(&store, &old)).unwrap().verify(|_, _, _| {}), 0);
+    assert!(store.write(&new[0].1, &new[0].0, |_, _| {}).unwrap().complete);
+    assert_eq!(Checkpoint::open(&folder(&store, &new)).unwrap().verify(|_, _, _| {}), 0);
 }
 
 #[test]
@@ -255,5 +335,7 @@ fn a_full_disk_is_told() {
         eprintln!("left out: nobody may make a small disk here: {}", String::from_utf8_lossy(&output.stderr));
         return;
     }
-    assert!(said.contains("done Err(Full {"), "{said}");
+    // Some files went through before it was full.
+    assert!(said.contains("at ") && said.contains("done Err(Full {"), "{said}");
+    assert!(said.contains("left {}"), "the room is free again: {said}");
 }

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{everything, job, scattered, snapshots, split, trained};
-use reknit_checkpoint::{Checkpoint, Store, to_write};
+use reknit_checkpoint::{Checkpoint, CheckpointError, Store, to_write};
 use reknit_layout::job::{Dtype, ModelSpec};
 use reknit_layout::{Axis, Units};
 use reknit_model::{Real, Shard};
@@ -14,9 +14,11 @@ use std::collections::BTreeMap;
 /// What a rank that shall own these makes of a checkpoint.
 fn load<T: Real>(checkpoint: &Checkpoint, model: &ModelSpec, owned: &BTreeMap<Axis, Units>) -> Shard<T> {
     let mut shard = Shard::awaiting(model, owned).unwrap();
-    for block in checkpoint.load(owned).unwrap() {
-        shard.receive(block.axis, &block.units, 0, &block.state).unwrap();
-    }
+    let take = |axis, units: &Units, state: &[u8]| {
+        shard.receive(axis, units, 0, state).unwrap();
+        Ok::<_, CheckpointError>(())
+    };
+    checkpoint.load(owned, take).unwrap();
     shard.check_arrived().unwrap();
     shard.adopt();
     shard

@@ -1,8 +1,8 @@
 //! Text made into token numbers, once for all workers of a node.
 //!
 //! The result is a flat file of `u32` in a cache folder (`REKNIT_CACHE_DIR`, else `XDG_CACHE_HOME/reknit`, else
-//! `HOME/.cache/reknit`, else `reknit-cache` in the folder for temporary files). Its name is the SHA-256 of the tokenizer and of all
-//! the text, so it never has to be looked at whether it is still right. One worker makes it, under a lock that ends with
+//! `HOME/.cache/reknit`, else `reknit-cache` in the folder for temporary files). Its name is the SHA-256 of the tokenizer, of all
+//! the text and of how tokens are made, so it never has to be looked at whether it is still right. One worker makes it, under a lock that ends with
 //! its process; the others wait and find it.
 
 use super::CorpusError;
@@ -19,6 +19,8 @@ use tracing::info;
 const PIECE: usize = 1 << 20;
 /// Pieces that are tokenized at once.
 const AT_ONCE: usize = 16;
+/// Hashed with what tokens are made of: another one wherever the same text becomes other tokens.
+const MADE_HOW: &[u8] = b"pieces behind line ends, neither cut off nor padded";
 const TELL_EVERY: Duration = Duration::from_secs(5);
 
 /// The folder for tokens that were made here.
@@ -44,7 +46,8 @@ pub fn tokens(
         let path = path.display().to_string();
         move |source| CorpusError::Cache { path, source }
     };
-    let bytes = fs::read(tokenizer).map_err(|source| CorpusError::read(tokenizer, source))?;
+    let map = Map::open(tokenizer).map_err(|source| CorpusError::read(tokenizer, source))?;
+    let bytes = text_of(tokenizer, map.as_ref())?;
     let maps: Vec<Option<Map>> = texts
         .iter()
         .map(|path| Map::open(path).map_err(|source| CorpusError::read(path, source)))
@@ -54,7 +57,8 @@ pub fn tokens(
         hash.update((bytes.len() as u64).to_le_bytes());
         hash.update(bytes);
     };
-    add(&bytes);
+    add(MADE_HOW);
+    add(bytes);
     for (path, map) in texts.iter().zip(&maps) {
         add(text_of(path, map.as_ref())?);
     }
@@ -63,7 +67,9 @@ pub fn tokens(
 
     let tokenizer_error =
         |problem: String| CorpusError::Tokenizer { path: tokenizer.display().to_string(), problem };
-    let made_by = Tokenizer::from_bytes(&bytes).map_err(|error| tokenizer_error(error.to_string()))?;
+    let mut made_by = Tokenizer::from_bytes(bytes).map_err(|error| tokenizer_error(error.to_string()))?;
+    // Those are for a model's single inputs: a corpus would lose the end of every piece, or get what is no text.
+    made_by.with_truncation(None).map_err(|error| tokenizer_error(error.to_string()))?.with_padding(None);
     let largest = made_by.get_vocab(true).into_values().max().unwrap_or(0);
     if largest >= vocab {
         return Err(tokenizer_error(format!("its largest token is {largest}, and model.vocab = {vocab}")));
@@ -190,6 +196,25 @@ mod tests {
     }
 
     #[test]
+    fn no_text_is_cut_off_and_none_is_added() {
+        let dir = tempfile::tempdir().unwrap();
+        let (tokenizer, text) = files(dir.path(), "a rank is lost\n");
+        let limits = WORDS
+            .replace(
+                r#""truncation": null"#,
+                r#""truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}"#,
+            )
+            .replace(
+                r#""padding": null"#,
+                r#""padding": {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": null,
+                    "pad_id": 0, "pad_type_id": 0, "pad_token": "?"}"#,
+            );
+        fs::write(&tokenizer, limits).unwrap();
+        let made = tokens(&dir.path().join("cache"), &tokenizer, &[text], 5).unwrap();
+        assert_eq!(read(&made), [1, 2, 3, 4]);
+    }
+
+    #[test]
     fn many_at_once_make_it_once() {
         let dir = tempfile::tempdir().unwrap();
         let cache = dir.path().join("cache");
@@ -221,6 +246,8 @@ mod tests {
         assert!(binary.contains("is no UTF-8 text from byte 7 on"), "{binary}");
         fs::write(&tokenizer, "{}").unwrap();
         assert!(says(&tokenizer, &[], 5).contains("tokenizer.json"));
+        let folder = says(dir.path(), &[], 5);
+        assert!(folder.contains("it is not a file"), "{folder}");
     }
 
     #[test]

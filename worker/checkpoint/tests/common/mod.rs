@@ -71,7 +71,7 @@ pub(crate) fn snapshots<T: Real>(
     for (replica, ranks) in replicas.iter().enumerate() {
         for (rank, owned) in ranks.iter().enumerate() {
             let vote = SavedVote { grad_norm_squared: 1.5, loss: 2.5 };
-            let heading = Heading::new(job, Step(step), whole.replicated_digest(), Some(vote));
+            let heading = Heading::new(job, Step(step), &whole.replicated_digest(), Some(vote));
             let mut snapshot = Snapshot { heading, pieces: Vec::new(), state: Vec::new() };
             if (replica, rank) == (0, 0) {
                 snapshot.pieces.push((None, Units::new()));
