@@ -2,8 +2,10 @@
 
 use crate::crew::{Crew, TIMEOUTS, job};
 use crate::fault::{Fault, How};
-use reknit_checkpoint::{Checkpoint, Store};
-use reknit_layout::{Epoch, JobSpec, Place, Step};
+use reknit_checkpoint::{Checkpoint, Heading, Snapshot, Store};
+use reknit_layout::job::RunSpec;
+use reknit_layout::{Axis, Epoch, JobSpec, Place, Step, Units};
+use reknit_model::Shard;
 use reknit_plane::Op;
 use reknit_worker::abort::Aborts;
 use reknit_worker::control::{self, Desk};
@@ -192,4 +194,31 @@ fn a_job_is_complete_when_its_last_checkpoint_is() {
         sender.send(Order::Stop { epoch: Epoch(1), reason: "the test is over".to_owned() }).unwrap();
         worker.join().unwrap().unwrap();
     });
+}
+
+/// Of one rank, which has written nothing but the replicated parameters and then died.
+fn unfinished(job: &JobSpec, step: u64) -> PathBuf {
+    let mut state = Vec::new();
+    let owned = [(Axis::vocab(), Units::range(0, 1))].into();
+    Shard::<f64>::init(&job.model, 1, &owned).export_replicated(&mut state);
+    let heading = Heading::new(job, Step(step), "of a dead worker", None);
+    let snapshot = Snapshot { heading, pieces: vec![(None, Units::new())], state };
+    let store = Store::new(job.checkpoint.folder(&job.name).unwrap());
+    assert!(!store.write(&snapshot, "dead", |_, _| {}).unwrap().complete);
+    store.path().join(snapshot.heading.id().to_string())
+}
+
+#[test]
+fn what_dead_workers_left_of_this_job_alone_goes_with_the_next_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = saving(dir.path(), 2, 12);
+    let other = JobSpec { run: RunSpec { seed: job.run.seed + 1, ..job.run.clone() }, ..job.clone() };
+    let (own, of_another, later) = (unfinished(&job, 3), unfinished(&other, 3), unfinished(&job, 9));
+    let mut crew = Crew::<f64>::start(job);
+    assert!(crew.train_to(4));
+    let job = JobSpec::clone(&crew.job);
+    drop(crew);
+    assert_eq!(complete(&job).len(), 1);
+    assert!(!own.exists() && of_another.exists());
+    assert!(later.exists(), "those who went on from it may write it again");
 }
