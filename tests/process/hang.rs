@@ -1,9 +1,10 @@
 //! Workers that stop without dying, and workers that are slow.
 
 use anyhow::{Context, Result, ensure};
+use reknit_proto::v1::Incident;
 use reknit_tests::job::TestJob;
 use reknit_tests::lab::{Lab, LabOptions};
-use reknit_tests::process::{freeze, signal};
+use reknit_tests::process::{freeze, kill_now, signal};
 use rustix::process::Signal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -72,6 +73,30 @@ async fn a_frozen_rank_is_only_told_where_policy_says_so() -> Result<()> {
     lab.stop().await
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rank_that_freezes_amid_a_change_is_dropped_soon() -> Result<()> {
+    let mut lab = Lab::start(LabOptions::default()).await?;
+    let mut watch = lab.watch().await?;
+    lab.submit(TestJob::default()).await?;
+    watch.until_degrees(&[4, 4]).await?;
+    watch.steps(20).await?;
+    let (dies, freezes) = (lab.pid("0.0.1").await?, lab.pid("1.0.2").await?);
+    let begun = Instant::now();
+    // Before anybody can have waited for it for long, another one's death begins the change.
+    freeze(freezes).await?;
+    kill_now(dies).await?;
+    watch.until_degrees(&[3, 3]).await?;
+    watch.steps(1).await?;
+    let took = begun.elapsed();
+    println!("frozen amid a change to the next committed step: {took:?}");
+    ensure!(took < Duration::from_secs(8), "it was only dropped after its time to stop: {took:?}");
+    let silent = |incident: &Incident| incident.signal.contains("has said nothing for");
+    watch.until("the incident", |seen| seen.incidents.iter().any(silent)).await?;
+    watch.until_degrees(&[4, 4]).await?;
+    ensure!((watch.samples_missing, watch.samples_repeated) == (0, 0));
+    lab.stop().await
+}
+
 fn middle(times: &mut [Duration]) -> Duration {
     times.sort_unstable();
     times[times.len() / 2]
@@ -120,7 +145,7 @@ async fn a_slow_rank_is_named_with_its_factor() -> Result<()> {
     let (pid, layouts) = (lab.pid("0.0.2").await?, watch.layouts.len());
     let begun = Instant::now();
     let brake = Brake::new(pid, Duration::from_millis(2));
-    let slow = |incident: &reknit_proto::v1::Incident| incident.kind == "slow" && incident.place == "0.0.2";
+    let slow = |incident: &Incident| incident.kind == "slow" && incident.place == "0.0.2";
     watch.until("the straggler", |seen| seen.incidents.iter().any(slow)).await?;
     let incident = watch.incidents.iter().find(|i| slow(i)).context("it was seen")?;
     println!("named after {:?}: {}", begun.elapsed(), incident.signal);

@@ -61,6 +61,11 @@ pub fn progress(
     }))
 }
 
+/// All that one who does not train says between changes.
+pub fn alive() -> v1::WorkerReport {
+    wrap(v1::worker_report::Report::Alive(v1::Alive {}))
+}
+
 fn part(part: Option<StepPart>) -> v1::progress::Part {
     use v1::progress::Part;
     match part {

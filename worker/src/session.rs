@@ -106,6 +106,8 @@ impl Session {
         // Without a welcome it is the order to stop.
         let Timeouts { progress, stall, .. } = self.take(first)?.ok_or(Ended::Over)?;
 
+        // In whatever phase, so that the daemon knows that this worker says so.
+        reports.send(convert::alive()).await.map_err(|_| Ended::Closed)?;
         let mut progress = interval(progress);
         progress.set_missed_tick_behavior(MissedTickBehavior::Skip);
         // An operation's wait is told of when it has lasted for the stall time, and then each time half of that has passed:
@@ -122,11 +124,11 @@ impl Session {
                     self.take(order?.ok_or(Ended::Closed)?)?;
                 }
                 () = self.outbox.filled.notified() => {}
-                _ = progress.tick() => self.tell_progress(&reports).await?,
+                _ = progress.tick() => self.tell(&reports).await?,
                 () = sleep_until(look) => {
                     let waiting = self.status.pace().waiting().unwrap_or_default();
                     if waiting >= stall {
-                        self.tell_progress(&reports).await?;
+                        self.tell(&reports).await?;
                     }
                     look = Instant::now() + until_multiple(waiting, pause);
                 }
@@ -134,11 +136,11 @@ impl Session {
         }
     }
 
-    /// While training: a stuck worker tells whom it waits for.
-    async fn tell_progress(&self, reports: &mpsc::Sender<WorkerReport>) -> Result<(), Ended> {
-        let Some((epoch, step, computed)) = self.status.trained() else { return Ok(()) };
-        let activity = self.status.pace().activity();
-        let report = convert::progress(&self.job, epoch, step, computed, &activity);
+    /// Where training is, and for whom a stuck worker waits; else only that it lives.
+    async fn tell(&self, reports: &mpsc::Sender<WorkerReport>) -> Result<(), Ended> {
+        let report = self.status.trained().map_or_else(convert::alive, |(epoch, step, computed)| {
+            convert::progress(&self.job, epoch, step, computed, &self.status.pace().activity())
+        });
         reports.send(report).await.map_err(|_| Ended::Closed)
     }
 

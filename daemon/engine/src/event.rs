@@ -119,6 +119,11 @@ pub enum Event {
         ticks: u64,
         activity: Activity,
     },
+    /// What a worker that does not train says instead.
+    Alive {
+        job: JobName,
+        worker: WorkerKey,
+    },
     Completed {
         job: JobName,
         worker: WorkerKey,

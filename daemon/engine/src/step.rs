@@ -49,7 +49,10 @@ enum Stir {
 impl Stir {
     fn by(event: &Event) -> Self {
         match event {
-            Event::Committed { .. } | Event::Progress { .. } | Event::Checkpoints { .. } => Self::Nothing,
+            Event::Committed { .. }
+            | Event::Progress { .. }
+            | Event::Alive { .. }
+            | Event::Checkpoints { .. } => Self::Nothing,
             Event::WorkerSpawned { .. }
             | Event::WorkerExited { .. }
             | Event::WorkerConnected { .. }
@@ -209,6 +212,9 @@ impl Engine<'_> {
                     self.cluster.drained.insert(gpu, DrainedBy::Policy);
                     self.store_drained();
                 }
+            }
+            Event::Alive { job, worker } => {
+                self.on(&job, |job, ctx| job.said_something(ctx, &worker));
             }
             Event::Completed { job, worker, epoch, step, replicated_digest } => {
                 self.on(&job, |job, _| {

@@ -86,6 +86,12 @@ impl Timeouts {
         self.operations(150)
     }
 
+    /// A worker that a change waits for and that has said nothing for so long, while others have, is frozen: it speaks five
+    /// times as often. At least two seconds, in which the session's thread of a worker on a loaded machine gets its turn.
+    pub fn mute(&self) -> Duration {
+        (self.progress() * 5).max(Duration::from_secs(2)).min(self.quiesce() / 3)
+    }
+
     /// A fence that is not confirmed for so long counts as done. Longer than a quiesce, so that a worker that
     /// stopped by itself is known to have. Safe without the confirmation: see [`crate::job`].
     pub fn fence(&self) -> Duration {
@@ -197,6 +203,12 @@ impl Timeouts {
                 self.quiesce(),
                 "operation x 1.5",
                 "a member told to stop answers or exits, or is killed: after the suspicion, so that a slow one had its chance",
+            ),
+            rung(
+                "mute",
+                self.mute(),
+                "progress x 5, at least 2 s, at most quiesce / 3",
+                "a worker that a change waits for and that says nothing, while others do, is frozen: a busy one speaks all the same",
             ),
             rung(
                 "fence",

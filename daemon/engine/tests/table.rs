@@ -291,6 +291,7 @@ fn events(epoch: Epoch, committed: Step) -> Vec<(&'static str, Event)> {
                 activity: Activity::default(),
             },
         ),
+        ("Alive: 1.0.0", Event::Alive { job: job(), worker: worker(2) }),
         (
             "Completed: 1.0.0, before the last step",
             Event::Completed {
@@ -351,6 +352,7 @@ fn kind(event: &Event) -> &'static str {
         Event::PrepareFailed { .. } => "PrepareFailed",
         Event::Committed { .. } => "Committed",
         Event::Progress { .. } => "Progress",
+        Event::Alive { .. } => "Alive",
         Event::Completed { .. } => "Completed",
         Event::Checkpoints { .. } => "Checkpoints",
         Event::NoCheckpoint { .. } => "NoCheckpoint",
@@ -365,7 +367,7 @@ fn kind(event: &Event) -> &'static str {
     }
 }
 
-const KINDS: usize = 27;
+const KINDS: usize = 28;
 
 /// Commands in short; what goes to several workers in a row is written once.
 fn told(commands: &[Command]) -> String {

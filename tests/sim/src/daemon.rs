@@ -308,7 +308,7 @@ impl World {
         if leads {
             leading.hand.extend(commands);
         }
-        if !matches!(told, Event::Progress { .. } | Event::Committed { .. }) {
+        if !matches!(told, Event::Progress { .. } | Event::Alive { .. } | Event::Committed { .. }) {
             self.log(|| format!("d{daemon} -> {told:?}"));
         }
         self.facts.push(Fact::Heard { term, event: told });

@@ -6,7 +6,7 @@ use crate::invariants::Fact;
 use crate::net::{MS, Peer, Site};
 use crate::store::{TTL, Write};
 use crate::world::{What, World};
-use reknit_engine::Time;
+use reknit_engine::{Event, JobRecord, Time};
 
 impl World {
     pub(crate) fn store_delay(&mut self) -> u64 {
@@ -113,7 +113,7 @@ impl World {
         match &write {
             Write::Job(record) => {
                 let before = self.store.jobs.get(&record.name).cloned();
-                let spares = |record: &reknit_engine::JobRecord| record.replaced.len();
+                let spares = |record: &JobRecord| record.replaced.len();
                 if before.as_ref().is_some_and(|before| spares(before) < spares(record)) {
                     self.statistics.did("a spare took a place");
                 }
@@ -162,8 +162,11 @@ impl World {
         if let Some(link) = self.link_of(peer) {
             link.session = Some(id);
         }
-        if let Peer::Agent(node) = peer {
-            self.agent_repeats(*node);
+        match peer {
+            Peer::Agent(node) => self.agent_repeats(*node),
+            Peer::Worker(who) => {
+                self.says(peer, Event::Alive { job: who.job.clone(), worker: who.key.clone() });
+            }
         }
     }
 
@@ -206,7 +209,7 @@ impl World {
         self.at(wait, What::Dials(peer.clone()));
     }
 
-    pub(crate) fn says(&mut self, peer: &Peer, event: reknit_engine::Event) {
+    pub(crate) fn says(&mut self, peer: &Peer, event: Event) {
         if let Some(id) = self.link_of(peer).and_then(|link| link.session) {
             self.send_up(id, event);
         }

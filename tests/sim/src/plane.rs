@@ -152,11 +152,14 @@ impl World {
         }
         self.facts.push(Fact::Applied { worker: who.clone(), step });
         self.says_committed(who, step, false);
-        // At the last step there is nothing left to pause.
-        if pause && !ended {
+        // At the last step some have written their last checkpoint, and are done.
+        if pause && (!ended || self.random.below(2) == 0) {
             self.quiesce(who);
         } else {
             self.goes_on(who);
+            if pause {
+                self.says_quiesced(who);
+            }
         }
     }
 
@@ -231,11 +234,10 @@ impl World {
         self.quiesce(who);
     }
 
-    /// What everyone who trains says of it: since when it waits, and for whom.
+    /// What everyone says: who trains, since when it waits, and for whom.
     pub(crate) fn heartbeat(&mut self) {
         let awake = self.workers.iter().filter(|(_, worker)| worker.frozen_until <= self.now);
-        let training = awake.filter(|(_, worker)| worker.state.phase == WorkerPhase::Training);
-        let told: Vec<_> = training.map(|(who, worker)| (who.clone(), self.progress(who, worker))).collect();
+        let told: Vec<_> = awake.map(|(who, worker)| (who.clone(), self.progress(who, worker))).collect();
         for (who, event) in told {
             self.worker_says(&who, event);
         }
@@ -251,6 +253,9 @@ impl World {
     }
 
     fn progress(&self, who: &Who, worker: &Worker) -> Event {
+        if worker.state.phase != WorkerPhase::Training {
+            return Event::Alive { job: who.job.clone(), worker: who.key.clone() };
+        }
         let (epoch, step) = (worker.state.epoch, worker.state.holding.step);
         let mut activity = Activity { computed_us: worker.computed_us, ..Activity::default() };
         if worker.has_prepared(epoch, worker.state.attempted) {

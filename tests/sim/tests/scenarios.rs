@@ -143,7 +143,7 @@ fn a_newcomer_that_dies_while_it_joins_costs_the_members_nothing() {
 
 #[test]
 fn a_member_that_dies_while_a_newcomer_joins_is_recovered_from_as_ever() {
-    let mut world = running(2);
+    let mut world = running_from(8, 2);
     world.kill(&gpu(1, 1));
     world.run_until_degrees(&[2, 1]);
     world.run_until("a join", |world| world.told.iter().any(|line| line.starts_with("join")));

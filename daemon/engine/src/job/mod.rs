@@ -27,6 +27,7 @@ pub(crate) mod recover;
 pub(crate) mod rejoin;
 pub(crate) mod restore;
 pub(crate) mod session;
+pub(crate) mod silence;
 pub(crate) mod spares;
 pub(crate) mod start;
 pub(crate) mod worker;
@@ -41,6 +42,7 @@ use ledger::Ledger;
 use pace::Pace;
 use reknit_layout::{Epoch, GpuId, Incarnation, JobSpec, Layout, Place, Plan, Step, WorkerKey};
 use restore::{Checkpoints, Origin};
+use silence::Listening;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use worker::Worker;
@@ -69,6 +71,7 @@ pub(crate) struct Job {
     pub(crate) incidents: Incidents,
     pub(crate) ledger: Ledger,
     pub(crate) pace: Pace,
+    listening: Listening,
     /// The newest step seen committed, with its vote and loss.
     pub(crate) committed: Step,
     pub(crate) vote: Option<StepVote>,
@@ -191,6 +194,7 @@ impl Job {
             spares_due: true,
             incidents: Incidents::default(),
             pace: Pace::default(),
+            listening: Listening::default(),
             committed: Step(0),
             vote: None,
             losses: BTreeMap::new(),

@@ -60,8 +60,10 @@ impl Job {
         let waited = activity.waiting();
         let computed = activity.computed_us;
         worker.heard = ctx.now;
+        worker.spoke = worker.spoke.map(|_| ctx.now);
         worker.activity = activity;
         drop(worker);
+        self.hears(ctx);
         if !self.trains_under(epoch, key) {
             return None;
         }
@@ -249,7 +251,7 @@ impl Job {
     }
 
     /// "worker 0.0.1 (GPU-1 on node-0)".
-    fn full_name_of(&self, key: &WorkerKey) -> String {
+    pub(crate) fn full_name_of(&self, key: &WorkerKey) -> String {
         let node = self.workers.get(key).map(|worker| format!(" on {}", worker.node)).unwrap_or_default();
         format!("{} ({}{node})", self.name_of(key), key.gpu)
     }

@@ -87,6 +87,7 @@ impl Job {
             worker.joined_by = None;
         }
         worker.last_progress = ctx.now;
+        worker.spoke = worker.spoke.map(|_| ctx.now);
         if member {
             worker.member_since.get_or_insert(ctx.now);
         }

@@ -28,6 +28,8 @@ pub(crate) struct Worker {
     /// What it last said that it does, and when.
     pub(crate) activity: Activity,
     pub(crate) heard: Time,
+    /// When it last said anything; `None` until it has said so outside of training.
+    pub(crate) spoke: Option<Time>,
     pub(crate) completed: Option<Completed>,
 }
 
@@ -68,6 +70,7 @@ impl Worker {
             ticks: 0,
             activity: Activity::default(),
             heard: now,
+            spoke: None,
             completed: None,
         }
     }

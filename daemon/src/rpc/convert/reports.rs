@@ -274,6 +274,7 @@ pub fn worker_report(
             ticks: progress.ticks,
             activity: activity(progress)?,
         },
+        Report::Alive(v1::Alive {}) => Event::Alive { job, worker },
         Report::Checkpoints(checkpoints) => {
             let ids = checkpoints.ids.iter().take(MOST_CHECKPOINTS).map(|id| id.parse());
             let ids = ids.collect::<Result<_, _>>().map_err(|error| bad("checkpoints.ids", error))?;
