@@ -147,7 +147,8 @@ fn take_back(folder: &Path, made: &[PathBuf]) {
     let Ok(parts) = parts(folder) else { return };
     let listed: BTreeSet<PathBuf> =
         parts.iter().flat_map(|part| &part.files).map(|entry| folder.join(&entry.file)).collect();
-    for path in made.iter().filter(|path| !listed.contains(*path)) {
+    // Its part comes last: it says whose the others are.
+    for path in made.iter().rev().filter(|path| !listed.contains(*path)) {
         let _ = fs::remove_file(path);
     }
     // Unless others write here too.
