@@ -141,6 +141,8 @@ async fn a_killed_daemon_costs_no_step_and_the_next_one_goes_on() -> Result<()> 
     lab.start_daemon().await?;
     let mut watch = lab.watch().await?;
     watch.until_step(before.committed_step() + 5).await?;
+    // Steps go on before it has heard everybody.
+    watch.until("everybody to be heard", |seen| seen.phase == "Running").await?;
     let after = lab.job().await?;
     ensure!(after.phase == "Running" && after.epoch == before.epoch, "{after:?}");
     ensure!(after.workers.iter().map(|worker| worker.pid).collect::<Vec<_>>() == pids, "no worker was lost");
