@@ -8,7 +8,7 @@ use crate::parcels::{PARCEL_BYTES, Parcel};
 use crate::sync::SyncPlan;
 use reknit_layout::{JobSpec, Layout, Place, WorkerKey};
 use reknit_model::{Real, TensorParallel};
-use reknit_plane::{Buffer, Element, Group, GroupSpec, Op, Plane, PlaneError, Reduce, Work};
+use reknit_plane::{Buffer, Element, Group, GroupSpec, Lent, Op, Plane, PlaneError, Reduce, Work};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -93,6 +93,13 @@ impl Communicator {
         self.wait(running)
     }
 
+    /// Exchanges what lies in lent memory.
+    pub fn exchange(&mut self, memory: &mut dyn Lent) -> Result<(), CommError> {
+        let Self { group, party, deadline, pace, .. } = self;
+        let result = pace.wait(party, || group.exchange(memory, *deadline));
+        result.map_err(|error| CommError::new(error, &party.members))
+    }
+
     /// Runs one operation on numbers; it gives back numbers of the same type.
     pub fn run_on<T: Element>(
         &mut self,
@@ -110,14 +117,6 @@ impl Communicator {
 /// The numbers that an operation on numbers of this type gave back.
 pub fn numbers<T: Element>(buffer: Buffer) -> Result<Vec<T>, CommError> {
     T::unwrap(buffer).ok_or_else(another_type)
-}
-
-/// The bytes that an operation on bytes gave back.
-pub fn bytes(buffer: Buffer) -> Result<Vec<u8>, CommError> {
-    match buffer {
-        Buffer::Bytes(bytes) => Ok(bytes),
-        Buffer::F32(_) | Buffer::F64(_) => Err(another_type()),
-    }
 }
 
 fn another_type() -> CommError {

@@ -168,8 +168,9 @@ impl Stored {
         Ok(Self { bytes, states, part })
     }
 
-    /// Appends the state of the unit stored as number `position`, as it travels.
+    /// `out` becomes the state of the unit stored as number `position`, as it travels.
     pub(crate) fn unit(&self, position: usize, out: &mut Vec<u8>) {
+        out.clear();
         for begin in self.states {
             let begin = begin + position * self.part;
             out.extend_from_slice(&self.bytes[begin..begin + self.part]);

@@ -55,9 +55,9 @@ impl Checkpoint {
         fits.map_err(|what| CheckpointError::OtherModel { path: self.folder.clone(), what })
     }
 
-    /// Gives `take` the state of these units, those of one file after those of another, and of the replicated parameters, no
-    /// axis, as it travels between ranks. Every file that is read is checked against its checksum first. In memory is one
-    /// file, and a copy of what is wanted of it.
+    /// Gives `take` the state of each of these units, and of the replicated parameters, no
+    /// axis, as it travels between ranks. Every file that is read is checked against its checksum first, and one at a time
+    /// is in memory.
     ///
     /// # Errors
     /// A file is gone or damaged, or a unit is none of the model's; or that of `take`, after which nothing more is read.
@@ -85,19 +85,18 @@ impl Checkpoint {
                 }
             };
             let stored = Stored::read(&self.folder, model, entry)?;
-            state.clear();
             if entry.axis.is_none() {
                 replicated = true;
                 stored.unit(0, &mut state);
+                take(None, &wanted, &state)?;
             }
             let mut next = wanted.iter().peekable();
             for (position, unit) in entry.units.iter().enumerate() {
                 if next.next_if_eq(&unit).is_some() {
                     stored.unit(position, &mut state);
+                    take(entry.axis, &Units::range(unit, unit + 1), &state)?;
                 }
             }
-            drop(stored);
-            take(entry.axis, &wanted, &state)?;
         }
         match left.into_iter().find(|(_, units)| !units.is_empty()) {
             Some((axis, units)) => {

@@ -30,7 +30,7 @@ pub struct Snapshot {
     pub heading: Heading,
     /// With the replicated parameters, `None`, if they are its to write.
     pub pieces: Vec<(Option<Axis>, Units)>,
-    /// The state of all pieces as it travels between ranks, one after the other.
+    /// The state of all units as it travels between ranks, piece by piece, one unit after the other.
     pub state: Vec<u8>,
 }
 

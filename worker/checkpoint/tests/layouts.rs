@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 fn load<T: Real>(checkpoint: &Checkpoint, model: &ModelSpec, owned: &BTreeMap<Axis, Units>) -> Shard<T> {
     let mut shard = Shard::awaiting(model, owned).unwrap();
     let take = |axis, units: &Units, state: &[u8]| {
-        shard.receive(axis, units, 0, state).unwrap();
+        shard.receive(axis, units, state).unwrap();
         Ok::<_, CheckpointError>(())
     };
     checkpoint.load(owned, take).unwrap();

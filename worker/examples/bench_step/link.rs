@@ -1,7 +1,7 @@
 //! A data plane whose sums over replicas take as long as they would on a link of a given rate. The link takes no
 //! processor, like a network card that reads and writes memory by itself.
 
-use reknit_plane::{Aborter, Buffer, Endpoint, Group, GroupSpec, Op, Plane, PlaneError, Work};
+use reknit_plane::{Aborter, Buffer, Endpoint, Group, GroupSpec, Lent, Op, Plane, PlaneError, Work};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -59,6 +59,10 @@ impl Group for LinkGroup {
         let sent = 2.0 * (ranks - 1.0) / ranks * bytes as f64;
         self.free = self.free.max(Instant::now()) + Duration::from_secs_f64(sent / self.bytes_per_second);
         Box::new(LinkWork { work: self.group.submit(op, deadline), carried: self.free })
+    }
+
+    fn exchange(&mut self, memory: &mut dyn Lent, deadline: Duration) -> Result<(), PlaneError> {
+        self.group.exchange(memory, deadline)
     }
 
     fn health(&self) -> Option<PlaneError> {

@@ -6,8 +6,8 @@
 //! the copy itself.
 
 use crate::Real;
-use crate::reshard::{block_len, positions_in, walk};
-use crate::shard::{AxisShard, Shard, Tensor};
+use crate::reshard::{positions_in, run_at};
+use crate::shard::{AxisShard, Shard};
 use bytemuck::cast_slice_mut;
 use reknit_layout::job::ModelSpec;
 use reknit_layout::{Axis, Units};
@@ -22,8 +22,8 @@ pub enum ArrivalError {
     MissingReplicated,
     #[error("{} came, and this rank has it already or shall not own it", describe(.axis, .units))]
     Unexpected { axis: Option<Axis>, units: Units },
-    #[error("a block of {} has {expected} bytes, and bytes {at} to {end} came", describe(.axis, .units))]
-    Length { axis: Option<Axis>, units: Units, at: usize, end: usize, expected: usize },
+    #[error("a block of {} has {expected} bytes, and {came} came", describe(.axis, .units))]
+    Length { axis: Option<Axis>, units: Units, came: usize, expected: usize },
     #[error("the layout gives this rank units {units} of {axis}, which the model does not have")]
     Unknown { axis: Axis, units: Units },
 }
@@ -108,47 +108,69 @@ impl<T: Real> Shard<T> {
         self.arrivals.as_ref().is_none_or(|arrivals| arrivals.replicated.is_none())
     }
 
-    /// Writes the bytes from `at` on of a block as [`Shard::export_part`] reads them; no axis stands for the replicated
-    /// parameters. The parts of a block come in order.
+    /// Room for the bytes from `at` on of a block as [`Shard::part`] tells of it, as far as they lie side by side; nothing
+    /// at its end.
     ///
     /// # Errors
-    /// Something of it is not expected here; nothing was written then.
-    pub fn receive(
-        &mut self,
-        axis: Option<Axis>,
-        units: &Units,
-        at: usize,
-        bytes: &[u8],
-    ) -> Result<(), ArrivalError> {
+    /// The block is not expected here.
+    pub fn room(&mut self, axis: Option<Axis>, units: &Units, at: usize) -> Result<&mut [u8], ArrivalError> {
+        let unexpected = || ArrivalError::Unexpected { axis, units: units.clone() };
+        let missing = self.missing(axis).ok_or_else(unexpected)?;
+        let (at, into) = (at / size_of::<T>(), at % size_of::<T>());
+        let Some(axis) = axis else {
+            let len = self.replicated.unit_len;
+            let values = self.replicated.state_mut().into_iter().nth(at / len);
+            return Ok(values.map_or(&mut [], |values| &mut cast_slice_mut(&mut values[at % len..])[into..]));
+        };
+        let lens = Self::unit_parts(&self.model, axis.family);
+        let (slice, range) = run_at(lens, units, &missing.units, at).map_err(|_unit| unexpected())?;
+        let Some(shard) = self.axis_mut(axis) else { return Err(unexpected()) };
+        let held = shard.units.len() as usize * lens[slice % 2];
+        let tensor = [&mut shard.input, &mut shard.output].into_iter().nth(slice % 2);
+        let values = tensor.and_then(|tensor| tensor.state_mut().into_iter().nth(slice / 2));
+        Ok(values.map_or(&mut [], |values| &mut cast_slice_mut(&mut values[held..][range])[into..]))
+    }
+
+    /// All of the block is in its room.
+    pub fn arrived(&mut self, axis: Option<Axis>, units: &Units) {
         let the_one = Units::range(0, 1);
         let block = if axis.is_some() { units } else { &the_one };
-        let places = self.missing(axis).and_then(|missing| positions_in(&missing.units, block).ok());
-        let places = places.ok_or_else(|| ArrivalError::Unexpected { axis, units: units.clone() })?;
+        if let Some(missing) = self.missing_mut(axis) {
+            missing.came = missing.came.union(&block.intersection(&missing.units));
+        }
+    }
 
-        let (held, mut tensors) = match axis {
-            Some(axis) => match self.axis_mut(axis) {
-                Some(AxisShard { units, input, output, .. }) => (units.len() as usize, vec![input, output]),
-                None => (0, Vec::new()),
-            },
-            None => (0, vec![&mut self.replicated]),
-        };
-        let lens = [0, 1].map(|side| tensors.get(side).map_or(0, |tensor: &&mut Tensor<T>| tensor.unit_len));
-        let (end, expected) = (at + bytes.len(), block_len::<T>(lens, block));
-        if end > expected || !at.is_multiple_of(size_of::<T>()) || !end.is_multiple_of(size_of::<T>()) {
-            return Err(ArrivalError::Length { axis, units: units.clone(), at, end, expected });
+    /// Writes a whole block as [`Shard::part`] tells of it.
+    ///
+    /// # Errors
+    /// It is not expected here, or is too long or too short; it has not arrived then.
+    pub fn receive(&mut self, axis: Option<Axis>, units: &Units, bytes: &[u8]) -> Result<(), ArrivalError> {
+        let mut at = 0;
+        loop {
+            let room = self.room(axis, units, at)?;
+            let len = room.len().min(bytes.len() - at);
+            if len == 0 {
+                break;
+            }
+            room[..len].copy_from_slice(&bytes[at..at + len]);
+            at += len;
         }
-        let mut rest = bytes;
-        walk(lens, at / size_of::<T>(), bytes.len() / size_of::<T>(), |unit, slice, range| {
-            let start = (held + places[unit]) * lens[slice % 2];
-            let buffer = &mut tensors[slice % 2].state_mut()[slice / 2][start..][range];
-            let (now, later) = rest.split_at(size_of_val(buffer));
-            cast_slice_mut(buffer).copy_from_slice(now);
-            rest = later;
-        });
-        if let Some(missing) = self.missing_mut(axis).filter(|_| end == expected) {
-            missing.came = missing.came.union(block);
+        let expected = self.block_len(axis, units);
+        if bytes.len() != expected {
+            let came = bytes.len();
+            return Err(ArrivalError::Length { axis, units: units.clone(), came, expected });
         }
+        self.arrived(axis, units);
         Ok(())
+    }
+
+    /// Bytes of a block.
+    fn block_len(&self, axis: Option<Axis>, units: &Units) -> usize {
+        let values = match axis {
+            Some(axis) => units.len() as usize * Self::unit_len(&self.model, axis.family),
+            None => self.replicated.unit_len,
+        };
+        values * 3 * size_of::<T>()
     }
 
     /// Everything that was to come is here.

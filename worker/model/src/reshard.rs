@@ -6,32 +6,41 @@ use bytemuck::cast_slice;
 use reknit_layout::{Axis, Units};
 use std::ops::Range;
 
-/// Of a block's six slices for each unit (input and output rows of the weights, of the first moments and of the second) those that the values `at..at + len` of it lie in, in
-/// order: the unit's number in the block, the slice, and where in it.
-pub(crate) fn walk(
+/// Where the values of a block from `at` on lie, as far as they do so side by side: in which of the block's six slices (input
+/// and output rows of the weights of all its units, of the first moments and of the second), and where in that tensor.
+/// `lens` are the values of one unit's rows in each, and `stored` the units there. Nothing beyond the block's end.
+///
+/// # Errors
+/// The unit is not among those stored.
+pub(crate) fn run_at(
     lens: [usize; 2],
+    block: &Units,
+    stored: &Units,
     at: usize,
-    len: usize,
-    mut visit: impl FnMut(usize, usize, Range<usize>),
-) {
-    let unit_len = 3 * (lens[0] + lens[1]);
-    let (mut at, end) = (at, at + len);
-    while at < end {
-        let (unit, mut start) = (at / unit_len, at % unit_len);
-        let mut slice = 0;
-        while start >= lens[slice % 2] {
-            start -= lens[slice % 2];
-            slice += 1;
-        }
-        let count = (lens[slice % 2] - start).min(end - at);
-        visit(unit, slice, start..start + count);
-        at += count;
+) -> Result<(usize, Range<usize>), u32> {
+    let count = block.len() as usize;
+    let (mut slice, mut at) = (0, at);
+    while slice < 6 && at >= count * lens[slice % 2] {
+        at -= count * lens[slice % 2];
+        slice += 1;
     }
-}
-
-/// In bytes.
-pub(crate) fn block_len<T>(lens: [usize; 2], units: &Units) -> usize {
-    units.len() as usize * 3 * (lens[0] + lens[1]) * size_of::<T>()
+    if slice == 6 {
+        return Ok((5, 0..0));
+    }
+    let unit_len = lens[slice % 2];
+    let mut before = 0;
+    for &(start, end) in block.intervals() {
+        let (unit, rest) = (start + (at / unit_len - before) as u32, at % unit_len);
+        if unit < end {
+            let place = stored.position(unit).ok_or(unit)? as usize;
+            let together =
+                stored.intervals().iter().find(|(_, stop)| unit < *stop).map_or(unit, |(_, stop)| *stop);
+            let units = (end.min(together) - unit) as usize;
+            return Ok((slice, place * unit_len + rest..(place + units) * unit_len));
+        }
+        before += (end - start) as usize;
+    }
+    Ok((5, 0..0))
 }
 
 /// Where each of the units stands among `all`.
@@ -43,43 +52,30 @@ pub(crate) fn positions_in(all: &Units, units: &Units) -> Result<Vec<usize>, u32
 }
 
 impl<T: Real> Shard<T> {
-    /// Reads the bytes from `at` on of a block: of what [`Shard::export_units`] appends for the units, or for no axis
-    /// [`Shard::export_replicated`]. `at` and the length are multiples of a value's size, and the block goes so far.
+    /// The bytes from `at` on of a block, as far as they lie side by side: of the weights, the first and the second moments of
+    /// all its units, each as the input rows of all units and then the output rows of all. No axis stands for the replicated parameters, which are one such unit.
     ///
     /// # Errors
     /// A unit is not on this rank, or the replicated parameters have not come.
-    pub fn export_part(
-        &self,
-        axis: Option<Axis>,
-        units: &Units,
-        at: usize,
-        out: &mut [u8],
-    ) -> Result<(), ShardError> {
-        let (at, len) = (at / size_of::<T>(), out.len() / size_of::<T>());
-        let mut rest = out;
-        let mut copy = |values: &[T]| {
-            let (now, later) = std::mem::take(&mut rest).split_at_mut(size_of_val(values));
-            now.copy_from_slice(cast_slice(values));
-            rest = later;
-        };
+    pub fn part(&self, axis: Option<Axis>, units: &Units, at: usize) -> Result<&[u8], ShardError> {
+        let (at, into) = (at / size_of::<T>(), at % size_of::<T>());
         let Some(axis) = axis else {
             if !self.knows_replicated() {
                 return Err(ShardError::NotCome);
             }
-            let state = self.replicated.state();
-            walk([self.replicated.unit_len, 0], at, len, |_, slice, range| copy(&state[slice / 2][range]));
-            return Ok(());
+            let (state, len) = (self.replicated.state(), self.replicated.unit_len);
+            return Ok(state.get(at / len).map_or(&[], |values| &cast_slice(&values[at % len..])[into..]));
         };
-        let positions = self.positions(axis, units)?;
-        if let Some(shard) = self.axis(axis) {
-            let tensors = shard.tensors();
-            walk(tensors.map(|tensor| tensor.unit_len), at, len, |unit, slice, range| {
-                let tensor = tensors[slice % 2];
-                let start = positions[unit] * tensor.unit_len;
-                copy(&tensor.state()[slice / 2][start + range.start..start + range.end]);
-            });
-        }
-        Ok(())
+        let none = Units::default();
+        let (shard, stored) = self.axis(axis).map_or((None, &none), |shard| (Some(shard), &shard.units));
+        let lens = Self::unit_parts(&self.model, axis.family);
+        let (slice, range) = run_at(lens, units, stored, at).map_err(|unit| ShardError::NotOwned {
+            axis,
+            unit,
+            owned: stored.clone(),
+        })?;
+        let tensor = shard.map(|shard| shard.tensors()[slice % 2]);
+        Ok(tensor.map_or(&[], |tensor| &cast_slice(&tensor.state()[slice / 2][range])[into..]))
     }
 
     /// Appends the units' state, ascending, little-endian: for each unit its weights, first moments and second moments,

@@ -217,7 +217,7 @@ fn reshard_again_and_again() {
             let mut bytes = Vec::new();
             whole.export_units(axis, &missing, &mut bytes).expect("owned");
             if !missing.is_empty() {
-                shard.receive(Some(axis), &missing, 0, &bytes).expect("there is room");
+                shard.receive(Some(axis), &missing, &bytes).expect("there is room");
             }
         }
         drop(whole);

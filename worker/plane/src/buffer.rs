@@ -65,6 +65,14 @@ impl Buffer {
         Buffer::Bytes(Vec::new())
     }
 
+    /// Empty when its elements are numbers.
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        match self {
+            Buffer::Bytes(bytes) => bytes,
+            Buffer::F32(_) | Buffer::F64(_) => Vec::new(),
+        }
+    }
+
     pub fn kind(&self) -> Kind {
         match self {
             Buffer::F32(_) => Kind::F32,

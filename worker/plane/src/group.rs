@@ -1,6 +1,6 @@
 //! The trait that every data plane implements.
 
-use crate::{AbortReason, Buffer, PlaneError};
+use crate::{AbortReason, Buffer, Lent, PlaneError};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -95,6 +95,21 @@ pub enum Op {
     Barrier,
 }
 
+impl Op {
+    pub(crate) fn into_buffer(self) -> Buffer {
+        match self {
+            Op::AllReduce { buffer, .. }
+            | Op::ReduceScatterV { buffer, .. }
+            | Op::AllGatherV { buffer, .. }
+            | Op::AllToAllV { buffer, .. }
+            | Op::Broadcast { buffer, .. }
+            | Op::Send { buffer, .. }
+            | Op::Recv { buffer, .. } => buffer,
+            Op::Barrier => Buffer::empty(),
+        }
+    }
+}
+
 /// An operation on its way. It owns its buffer until it is waited for.
 pub trait Work: Send {
     /// Waits for the end. The buffer comes back, as the operation left it, only if that finished on this rank, the group was
@@ -111,6 +126,10 @@ pub trait Group: Send {
     /// Queues an operation. Operations run in order; every rank must submit the same ones in the same order
     /// (`Send` and `Recv` only on the two ranks concerned).
     fn submit(&mut self, op: Op, deadline: Duration) -> Box<dyn Work>;
+    /// Runs an operation of the whole group to its end: each rank sends each other one bytes out of lent memory, and what
+    /// they send comes into it. Two ranks that exchange nothing do not wait for each other. No other thread may wait for one
+    /// of this group's operations meanwhile. After an error a part may have come.
+    fn exchange(&mut self, memory: &mut dyn Lent, deadline: Duration) -> Result<(), PlaneError>;
     /// The first error of the group, if any. Never blocks.
     fn health(&self) -> Option<PlaneError>;
     fn aborter(&self) -> Arc<dyn Aborter>;

@@ -7,8 +7,10 @@ pub mod buffer;
 pub mod error;
 pub mod group;
 pub mod host;
+pub mod lent;
 
 pub use buffer::{Buffer, Element, Kind};
 pub use error::{AbortReason, PlaneError};
 pub use group::{Aborter, Endpoint, Group, GroupSpec, Op, Plane, Reduce, Ticket, WAITING_SHOWN, Work};
 pub use host::{HostError, HostPlane, Transport};
+pub use lent::Lent;

@@ -80,7 +80,7 @@ pub(super) fn load<T: Real>(
             let given_up = format!("epoch {epoch} was closed while {} was being read", folder.display());
             return Err(RankError::Refused(given_up));
         }
-        Ok(shard.receive(axis, units, 0, state)?)
+        Ok(shard.receive(axis, units, state)?)
     })?;
     shard.check_arrived()?;
     shard.adopt();

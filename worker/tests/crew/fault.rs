@@ -1,6 +1,8 @@
 //! A data plane that loses its rank at a chosen operation: the trait seam for faults in mid-step.
 
-use reknit_plane::{AbortReason, Aborter, Buffer, Endpoint, Group, GroupSpec, Op, Plane, PlaneError, Work};
+use reknit_plane::{
+    AbortReason, Aborter, Buffer, Endpoint, Group, GroupSpec, Lent, Op, Plane, PlaneError, Work,
+};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -9,19 +11,19 @@ use std::time::Duration;
 #[derive(Debug, Clone)]
 pub(crate) struct Fault {
     pub(crate) group: &'static str,
-    pub(crate) op: fn(&Op) -> bool,
+    pub(crate) op: fn(&str) -> bool,
     pub(crate) at: u64,
     pub(crate) how: How,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum How {
-    /// The rank dies before the operation: its sockets close.
+    /// The rank dies before the operation, or amid an exchange: its sockets close.
     Die,
     /// The operation succeeds, on this rank too, but this rank never learns of it. It fails only when all others have
     /// acted on their success: an earlier end of its connections could cut some of them short.
     LoseAnswer,
-    /// The last byte that the rank sends in the operation is another one.
+    /// The first byte that the rank sends each other in an exchange is another one.
     Damage,
 }
 
@@ -81,7 +83,8 @@ impl Trigger {
         self.fired.load(Ordering::SeqCst)
     }
 
-    fn due(&self, group: &str, op: &Op) -> Option<How> {
+    fn due(&self, group: &str, op: &'static str) -> Option<How> {
+        self.log.lock().unwrap().push((group.to_owned(), op));
         let mut fault = self.fault.lock().unwrap();
         let armed = fault.as_ref().filter(|fault| group.starts_with(fault.group) && (fault.op)(op))?;
         if self.seen.fetch_add(1, Ordering::SeqCst) < armed.at {
@@ -131,8 +134,7 @@ impl Group for FaultGroup {
 
     fn submit(&mut self, op: Op, deadline: Duration) -> Box<dyn Work> {
         let lost = || PlaneError::Aborted { group: self.name.clone(), reason: AbortReason::Leaving };
-        self.trigger.log.lock().unwrap().push((self.name.clone(), name(&op)));
-        match self.trigger.due(&self.name, &op) {
+        match self.trigger.due(&self.name, name(&op)) {
             None if self.trigger.blind.load(Ordering::SeqCst) => {
                 Box::new(Blind(self.group.submit(op, deadline)))
             }
@@ -141,18 +143,25 @@ impl Group for FaultGroup {
                 self.group.aborter().abort(AbortReason::Leaving);
                 Box::new(Failed { error: lost(), first: None })
             }
-            Some(How::Damage) => {
-                let mut op = op;
-                if let Op::AllToAllV { buffer: Buffer::Bytes(bytes), send, .. } = &mut op {
-                    let sent = send.iter().rfind(|range| !range.is_empty()).expect("it sends something");
-                    bytes[sent.end - 1] ^= 1;
-                }
-                self.group.submit(op, deadline)
-            }
+            Some(How::Damage) => unreachable!("exchanges are damaged"),
             Some(How::LoseAnswer) => {
                 let first = (self.group.submit(op, deadline), Arc::clone(&self.trigger));
                 Box::new(Failed { error: lost(), first: Some(first) })
             }
+        }
+    }
+
+    fn exchange(&mut self, memory: &mut dyn Lent, deadline: Duration) -> Result<(), PlaneError> {
+        let how = self.trigger.due(&self.name, "Exchange");
+        let mut faulty = Faulty { memory, how, passed: 0, damaged: Vec::new() };
+        let result = self.group.exchange(&mut faulty, deadline);
+        match how {
+            None | Some(How::Damage) => result,
+            Some(How::Die) => {
+                result.expect_err("its memory came to an end");
+                Err(PlaneError::Aborted { group: self.name.clone(), reason: AbortReason::Leaving })
+            }
+            Some(How::LoseAnswer) => unreachable!("an exchange decides nothing"),
         }
     }
 
@@ -166,6 +175,56 @@ impl Group for FaultGroup {
 
     fn retire(self: Box<Self>) {
         self.group.retire();
+    }
+}
+
+struct Faulty<'a> {
+    memory: &'a mut dyn Lent,
+    how: Option<How>,
+    /// Bytes lent so far.
+    passed: usize,
+    damaged: Vec<u8>,
+}
+
+impl Faulty<'_> {
+    /// So many bytes it lends before it dies: a part of a piece.
+    const LAST: usize = 333;
+
+    fn lends(&mut self, len: usize) -> usize {
+        let len = match self.how {
+            Some(How::Die) => len.min(Self::LAST - self.passed),
+            Some(How::Damage | How::LoseAnswer) | None => len,
+        };
+        self.passed += len;
+        len
+    }
+}
+
+impl Lent for Faulty<'_> {
+    fn outgoing(&self, to: usize) -> usize {
+        self.memory.outgoing(to)
+    }
+
+    fn incoming(&self, from: usize) -> usize {
+        self.memory.incoming(from)
+    }
+
+    fn send(&mut self, to: usize, at: usize) -> &[u8] {
+        let len = self.memory.send(to, at).len();
+        let len = self.lends(len);
+        let bytes = &self.memory.send(to, at)[..len];
+        if at > 0 || self.how != Some(How::Damage) {
+            return bytes;
+        }
+        self.damaged = bytes.to_vec();
+        self.damaged[0] ^= 1;
+        &self.damaged
+    }
+
+    fn receive(&mut self, from: usize, at: usize) -> &mut [u8] {
+        let len = self.memory.receive(from, at).len();
+        let len = self.lends(len);
+        &mut self.memory.receive(from, at)[..len]
     }
 }
 

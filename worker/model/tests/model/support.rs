@@ -119,13 +119,13 @@ impl State {
         let mut shard = Shard::awaiting(model, owned)?;
         for (axis, units, bytes) in &self.blocks {
             let Some(axis) = *axis else {
-                shard.receive(None, units, 0, bytes)?;
+                shard.receive(None, units, bytes)?;
                 continue;
             };
             let unit_bytes = bytes.len() / units.len() as usize;
             for (unit, bytes) in units.iter().zip(bytes.chunks(unit_bytes)) {
                 if owned.get(&axis).is_some_and(|owned| owned.contains(unit)) {
-                    shard.receive(Some(axis), &Units::range(unit, unit + 1), 0, bytes)?;
+                    shard.receive(Some(axis), &Units::range(unit, unit + 1), bytes)?;
                 }
             }
         }

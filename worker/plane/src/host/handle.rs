@@ -1,10 +1,10 @@
 //! A group as its owner holds it.
 
-use super::program::{Channel, lower};
+use super::program::{self, Channel, Program, lower};
 use super::room::Room;
 use super::running::Task;
 use super::work::{End, HostAborter, HostWork, Shared, Slot};
-use crate::{AbortReason, Aborter, Group, Op, PlaneError, Work};
+use crate::{AbortReason, Aborter, Buffer, Group, Lent, Op, PlaneError, Work};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -52,7 +52,13 @@ impl HostGroup {
         sequence
     }
 
-    fn prepare(&mut self, op: Op, limit: Duration, slot: &Arc<Slot>) -> Result<Task, PlaneError> {
+    fn task(
+        &mut self,
+        program: Result<Program, String>,
+        data: Buffer,
+        limit: Duration,
+        slot: &Arc<Slot>,
+    ) -> Result<Task, PlaneError> {
         let shared = Arc::clone(&self.room.shared);
         if let Some(error) = shared.error() {
             return Err(error);
@@ -61,18 +67,7 @@ impl HostGroup {
             let text = format!("more than {MAX_PENDING} operations are pending; wait for some first");
             return Err(shared.io(text));
         }
-        let program = lower(&op, shared.rank, shared.size)
-            .map_err(|detail| shared.io(format!("operation refused: {detail}")))?;
-        let data = match op {
-            Op::AllReduce { buffer, .. }
-            | Op::ReduceScatterV { buffer, .. }
-            | Op::AllGatherV { buffer, .. }
-            | Op::AllToAllV { buffer, .. }
-            | Op::Broadcast { buffer, .. }
-            | Op::Send { buffer, .. }
-            | Op::Recv { buffer, .. } => buffer,
-            Op::Barrier => crate::Buffer::empty(),
-        };
+        let program = program.map_err(|detail| shared.io(format!("operation refused: {detail}")))?;
         Ok(Task {
             pending: Shared::count(&shared),
             sequence: self.next_sequence(program.channel),
@@ -82,6 +77,24 @@ impl HostGroup {
             limit,
             slot: Arc::clone(slot),
         })
+    }
+
+    /// An operation that comes about on this rank; the error is the group's.
+    fn begin(&mut self, task: Result<Task, PlaneError>) -> Result<(String, Instant), PlaneError> {
+        match task {
+            Ok(task) => {
+                let (what, deadline) = (task.what(), task.deadline);
+                self.last_deadline = self.last_deadline.max(deadline);
+                self.room.submit(task);
+                Ok((what, deadline))
+            }
+            Err(error) => {
+                // The peers run an operation that this rank does not: the group is of no use any more.
+                let error = self.room.shared.fail(error);
+                self.room.ring();
+                Err(error)
+            }
+        }
     }
 }
 
@@ -101,22 +114,34 @@ impl Group for HostGroup {
     fn submit(&mut self, op: Op, deadline: Duration) -> Box<dyn Work> {
         let limit = deadline.min(LONGEST);
         let slot = Arc::new(Slot::default());
-        let (what, deadline) = match self.prepare(op, limit, &slot) {
-            Ok(task) => {
-                let (what, deadline) = (task.what(), task.deadline);
-                self.room.submit(task);
-                (what, deadline)
-            }
-            Err(error) => {
-                // The peers run an operation that this rank does not: the group is of no use any more.
-                self.room.shared.fail(error);
-                self.room.ring();
-                slot.set(End::Failed);
-                (String::new(), Instant::now())
-            }
-        };
-        self.last_deadline = self.last_deadline.max(deadline);
+        let program = lower(&op, self.rank(), self.size());
+        let task = self.task(program, op.into_buffer(), limit, &slot);
+        let (what, deadline) = self.begin(task).unwrap_or_else(|_of_the_group| {
+            slot.set(End::Failed);
+            (String::new(), Instant::now())
+        });
         Box::new(HostWork { room: Arc::clone(&self.room), slot, what, deadline, limit })
+    }
+
+    fn exchange(&mut self, memory: &mut dyn Lent, deadline: Duration) -> Result<(), PlaneError> {
+        let slot = Arc::new(Slot::default());
+        let outgoing: Vec<usize> = (0..self.size()).map(|to| memory.outgoing(to)).collect();
+        let incoming: Vec<usize> = (0..self.size()).map(|from| memory.incoming(from)).collect();
+        let program = program::exchange(self.rank(), &outgoing, &incoming);
+        let task = self.task(program, Buffer::empty(), deadline.min(LONGEST), &slot);
+        let (_, until) = self.begin(task)?;
+        let shared = &self.room.shared;
+        if !self.room.drive(&slot, until, Some(memory)) {
+            let error = shared.fail(shared.io("another thread waits for an operation during an exchange"));
+            self.room.ring();
+            return Err(error);
+        }
+        match (slot.take(Instant::now()), shared.error()) {
+            (Some(End::Done(_)), Some(error @ PlaneError::Aborted { .. })) => Err(error),
+            (Some(End::Done(_)), Some(_) | None) => Ok(()),
+            (Some(End::Failed) | None, Some(error)) => Err(error),
+            (Some(End::Failed) | None, None) => Err(shared.io("the group is over")),
+        }
     }
 
     fn health(&self) -> Option<PlaneError> {

@@ -120,11 +120,11 @@ impl Link {
         self.segment > 0
     }
 
-    /// Reads more of the current segment to the start of `into`, which is at least as long as what is left of it.
-    /// Zero when nothing is there yet.
+    /// Reads more of the current segment to the start of `into`. Zero when nothing is there yet.
     pub(super) fn read(&mut self, into: &mut [u8]) -> Result<usize, LinkError> {
-        let into = &mut into[..self.segment];
-        if self.start == self.end && into.len() < STAGE && !self.fill()? {
+        let len = into.len().min(self.segment);
+        let into = &mut into[..len];
+        if self.start == self.end && self.segment < STAGE && !self.fill()? {
             return Ok(0);
         }
         let count = if self.start < self.end {

@@ -1,8 +1,8 @@
 //! One group as whoever moves its data sees it: its links and its queue of operations.
 
 use super::frame::{Cause, Frame, HEADER};
-use super::link::{Link, LinkError};
-use super::memory::Memory;
+use super::link::Link;
+use super::memory::{Lending, Memory};
 use super::running::{Running, Task};
 use super::transfer::{Outgoing, TransferError};
 use super::work::{End, Shared, Slot};
@@ -80,12 +80,12 @@ impl Member {
         running.chain(self.queue.iter().map(|task| task.deadline)).min()
     }
 
-    pub(super) fn turn(&mut self, now: Instant) -> Turn {
+    pub(super) fn turn(&mut self, now: Instant, mut lent: Lending<'_, '_>) -> Turn {
         if let Some(error) = self.shared.error() {
             return Turn::Failed(error);
         }
         for _ in 0..PASSES {
-            match self.pass() {
+            match self.pass(lent.as_deref_mut()) {
                 Ok(true) => {}
                 Ok(false) => return self.rest(now),
                 Err((rank, error)) => return Turn::Failed(self.blame(rank, error)),
@@ -109,7 +109,7 @@ impl Member {
     }
 
     /// True when something moved.
-    fn pass(&mut self) -> Result<bool, (usize, TransferError)> {
+    fn pass(&mut self, lent: Lending<'_, '_>) -> Result<bool, (usize, TransferError)> {
         let mut moved = false;
         if self.running.is_none()
             && let Some(task) = self.queue.pop_front()
@@ -119,7 +119,7 @@ impl Member {
             moved = true;
         }
         if let Some(mut running) = self.running.take() {
-            let passed = running.pass(&mut self.links);
+            let passed = running.pass(&mut self.links, lent);
             if passed.is_ok() && running.turn(self.shared.epoch) {
                 let (slot, buffer, scratch) = running.finish();
                 self.scratch = scratch;
@@ -166,12 +166,16 @@ impl Member {
             TransferError::Retired => {
                 PlaneError::PeerLost { group, rank, detail: "it has retired but is still needed".into() }
             }
+            TransferError::NotLent => PlaneError::Io {
+                group,
+                detail: format!("no more memory is lent for what this rank exchanges with rank {rank}"),
+            },
             TransferError::Link(error) => error.blame(&group, self.shared.rank, rank),
         }
     }
 
     /// Ends every operation with the error and begins to tell the peers why.
-    pub(super) fn fail(self, error: &PlaneError, now: Instant) -> Parting {
+    pub(super) fn fail(self, error: &PlaneError, now: Instant, lent: Lending<'_, '_>) -> Parting {
         let frame = Frame::Abort(Cause::of(error));
         if let Some(running) = &self.running {
             running.slot.set(End::Failed);
@@ -179,15 +183,15 @@ impl Member {
         for task in &self.queue {
             task.slot.set(End::Failed);
         }
-        self.part(frame, now + ABORT_LINGER)
+        self.part(frame, now + ABORT_LINGER, lent)
     }
 
     pub(super) fn say_goodbye(self, now: Instant) -> Parting {
-        self.part(Frame::Goodbye, now + RETIRE_LINGER)
+        self.part(Frame::Goodbye, now + RETIRE_LINGER, None)
     }
 
-    fn part(self, frame: Frame, until: Instant) -> Parting {
-        let (memory, outgoing) = match self.running.map(Running::give_up) {
+    fn part(self, frame: Frame, until: Instant, lent: Lending<'_, '_>) -> Parting {
+        let (memory, outgoing) = match self.running.map(|running| running.give_up(lent)) {
             Some((memory, outgoing)) => (Some(memory), outgoing),
             None => (None, Vec::new()),
         };
@@ -203,8 +207,7 @@ impl Member {
                 })
             })
             .collect();
-        for mut outgoing in outgoing.into_iter().filter(Outgoing::mid_segment) {
-            outgoing.cut();
+        for outgoing in outgoing {
             if let Some(farewell) = &mut farewells[outgoing.transfer.peer] {
                 farewell.unfinished = Some(outgoing);
             }
@@ -272,9 +275,9 @@ impl Parting {
 }
 
 impl Farewell {
-    fn say(&mut self, memory: Option<&Memory>) -> Result<(), LinkError> {
+    fn say(&mut self, memory: Option<&Memory>) -> Result<(), TransferError> {
         if let (Some(outgoing), Some(memory)) = (&mut self.unfinished, memory) {
-            while outgoing.push(&mut self.link, memory)? {}
+            while outgoing.push(&mut self.link, memory, None)? {}
             if !outgoing.done() {
                 return Ok(());
             }

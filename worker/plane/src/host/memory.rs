@@ -1,8 +1,8 @@
 //! The memories of a running operation, and the local work on them.
 
-use super::program::{Space, Span, Step};
+use super::program::{Space, Span, Step, Transfer};
 use crate::buffer::Kind;
-use crate::{Buffer, Element, Reduce};
+use crate::{Buffer, Element, Lent, Reduce};
 
 /// Elements reduced at a time: small enough for the fastest cache.
 const BLOCK: usize = 1024;
@@ -14,11 +14,15 @@ pub(super) struct Memory {
     pub(super) scratch: Vec<u64>,
 }
 
+/// What the thread that moves a group's data has lent for it, if it is the one that runs the operation.
+pub(super) type Lending<'a, 'b> = Option<&'a mut (dyn Lent + 'b)>;
+
 impl Memory {
     pub(super) fn bytes(&self, span: Span) -> &[u8] {
         let space = match span.space {
             Space::Data => self.data.as_bytes(),
             Space::Scratch => bytemuck::cast_slice(&self.scratch),
+            Space::Lent => return &[],
         };
         &space[span.start..span.start + span.len]
     }
@@ -27,8 +31,64 @@ impl Memory {
         let space = match span.space {
             Space::Data => self.data.as_bytes_mut(),
             Space::Scratch => bytemuck::cast_slice_mut(&mut self.scratch),
+            Space::Lent => return &mut [],
         };
         &mut space[span.start..span.start + span.len]
+    }
+
+    /// What goes out from byte `at` of the transfer on, up to its byte `end`, as far as it lies side by side.
+    pub(super) fn outgoing<'a>(
+        &'a self,
+        lent: Lending<'a, '_>,
+        transfer: &Transfer,
+        at: usize,
+        end: usize,
+    ) -> &'a [u8] {
+        let bytes = match (transfer.span.space, lent) {
+            (Space::Lent, Some(lent)) if at < end => lent.send(transfer.peer, at),
+            (Space::Lent, Some(_) | None) => &[],
+            (Space::Data | Space::Scratch, _) => &self.bytes(transfer.span)[at..],
+        };
+        &bytes[..bytes.len().min(end - at)]
+    }
+
+    /// Where what comes from byte `at` of the transfer on goes, as far as that lies side by side.
+    pub(super) fn incoming<'a>(
+        &'a mut self,
+        lent: Lending<'a, '_>,
+        transfer: &Transfer,
+        at: usize,
+    ) -> &'a mut [u8] {
+        let len = transfer.span.len;
+        let bytes = match (transfer.span.space, lent) {
+            (Space::Lent, Some(lent)) if at < len => lent.receive(transfer.peer, at),
+            (Space::Lent, Some(_) | None) => &mut [],
+            (Space::Data | Space::Scratch, _) => &mut self.bytes_mut(transfer.span)[at..],
+        };
+        let end = bytes.len().min(len - at);
+        &mut bytes[..end]
+    }
+
+    /// A copy of what the transfer sends from byte `at` to byte `end`, for when what is lent is gone; zeros where there is
+    /// nothing any more.
+    pub(super) fn keep(
+        &mut self,
+        mut lent: Lending<'_, '_>,
+        transfer: &Transfer,
+        at: usize,
+        end: usize,
+    ) -> Span {
+        let mut kept = std::mem::replace(&mut self.data, Buffer::empty()).into_bytes();
+        let (start, len) = (kept.len(), end - at);
+        while kept.len() < start + len {
+            let more = self.outgoing(lent.as_deref_mut(), transfer, at + kept.len() - start, end);
+            match more.is_empty() {
+                true => kept.resize(start + len, 0),
+                false => kept.extend_from_slice(more),
+            }
+        }
+        self.data = Buffer::Bytes(kept);
+        Span { space: Space::Data, start, len }
     }
 
     pub(super) fn run(&mut self, step: &Step, kind: Kind) {

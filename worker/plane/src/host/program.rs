@@ -25,6 +25,8 @@ pub(super) enum Space {
     /// The buffer given with the operation.
     Data,
     Scratch,
+    /// Lent by the thread that runs the operation, for this transfer.
+    Lent,
 }
 
 /// A range of bytes.
@@ -88,6 +90,13 @@ impl Round {
         self.then.extend(other.then);
         self
     }
+
+    /// A rank that only sends would wait for whom it sends nothing to.
+    fn leave_out_empty(&mut self) {
+        for transfers in [&mut self.sends, &mut self.receives] {
+            transfers.retain(|transfer| transfer.span.len > 0);
+        }
+    }
 }
 
 /// What numbers an operation: the group, or one direction between two ranks.
@@ -108,6 +117,7 @@ pub(super) enum OpCode {
     Broadcast = 5,
     PointToPoint = 6,
     Barrier = 7,
+    Exchange = 8,
 }
 
 impl OpCode {
@@ -120,6 +130,7 @@ impl OpCode {
             5 => "broadcast",
             6 => "send/receive",
             7 => "barrier",
+            8 => "exchange",
             _ => "unknown operation",
         }
     }
@@ -172,6 +183,28 @@ pub(super) fn lower(op: &Op, rank: usize, size: usize) -> Result<Program, String
         }
         Op::Barrier => Ok(group.barrier()),
     }
+}
+
+/// An exchange of so many bytes with each rank.
+pub(super) fn exchange(rank: usize, outgoing: &[usize], incoming: &[usize]) -> Result<Program, String> {
+    if outgoing[rank] > 0 || incoming[rank] > 0 {
+        return Err("a rank exchanges nothing with itself".into());
+    }
+    let span = |len| Span { space: Space::Lent, start: 0, len };
+    let mut round = Ranks { rank, size: outgoing.len() }.exchange(
+        |to| span(outgoing[to]),
+        |from| span(incoming[from]),
+        Vec::new(),
+    );
+    round.leave_out_empty();
+    Ok(Program {
+        code: OpCode::Exchange,
+        digest: digest(&[OpCode::Exchange as u64]),
+        channel: Channel::Group,
+        kind: Kind::Bytes,
+        scratch: 0,
+        rounds: vec![round],
+    })
 }
 
 #[derive(Clone, Copy)]
@@ -286,16 +319,13 @@ impl Ranks {
         }
     }
 
-    /// The counts of two ranks differ; each message's length is checked instead. Empty ones do not go: a rank that only sends
-    /// would wait for whom it sends to, in every operation.
+    /// The counts of two ranks differ; each message's length is checked instead.
     fn all_to_all(self, kind: Kind, send: &[Range<usize>], receive: &[Range<usize>]) -> Program {
         let place = |range: &Range<usize>| span(Space::Data, range.start, range.len(), kind);
         let (from, to) = (place(&send[self.rank]), place(&receive[self.rank]));
         let then = if from == to { Vec::new() } else { vec![Step::Copy { from, to }] };
         let mut round = self.exchange(|to| place(&send[to]), |from| place(&receive[from]), then);
-        for transfers in [&mut round.sends, &mut round.receives] {
-            transfers.retain(|transfer| transfer.span.len > 0);
-        }
+        round.leave_out_empty();
         Program {
             code: OpCode::AllToAllV,
             digest: digest(&[OpCode::AllToAllV as u64, kind_code(kind)]),

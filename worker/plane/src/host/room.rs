@@ -6,6 +6,7 @@ use super::hub::{Hub, bell, ring, timespec};
 use super::life::Sign;
 use super::link::Link;
 use super::member::{Member, Parting, Turn};
+use super::memory::Lending;
 use super::ring::Ring;
 use super::running::Task;
 use super::work::{End, Shared, Slot, lock};
@@ -120,7 +121,7 @@ impl Room {
         lock(&self.inbox).push(task);
         if let Ok(mut inside) = self.inside.try_lock()
             && !inside.driven
-            && self.advance(&mut inside) == State::Idle
+            && self.advance(&mut inside, None) == State::Idle
             && self.sleep(&mut inside)
         {
             return;
@@ -154,7 +155,7 @@ impl Room {
             return State::Idle;
         }
         self.collect(&mut inside, &mut Vec::with_capacity(EVENTS), Duration::ZERO);
-        let state = self.advance(&mut inside);
+        let state = self.advance(&mut inside, None);
         match state {
             State::Idle if !self.sleep(&mut inside) => State::More,
             // Who claimed it meanwhile goes on.
@@ -165,7 +166,9 @@ impl Room {
 
     /// Moves the group's data until the operation of `slot` has ended, or `until`. False at once when another thread
     /// does it already.
-    pub(super) fn drive(&self, slot: &Slot, until: Instant) -> bool {
+    ///
+    /// An operation with lent memory moves here only, and has ended when this returns true, whatever `until` says.
+    pub(super) fn drive(&self, slot: &Slot, until: Instant, mut lent: Lending<'_, '_>) -> bool {
         let first = !self.claimed.swap(true, Ordering::Relaxed);
         let mut inside = lock(&self.inside);
         if !first || inside.driven {
@@ -176,9 +179,9 @@ impl Room {
         let mut events = Vec::with_capacity(EVENTS);
         let mut spin_until = None;
         let state = loop {
-            let state = self.advance(&mut inside);
+            let state = self.advance(&mut inside, lent.as_deref_mut());
             let now = Instant::now();
-            if slot.is_set() || state == State::Over || now >= until {
+            if slot.is_set() || state == State::Over || (now >= until && lent.is_none()) {
                 break state;
             }
             if state == State::More {
@@ -264,7 +267,7 @@ impl Room {
     pub(super) fn end(&self) {
         self.shared.fail(self.shared.aborted(AbortReason::Leaving));
         let mut inside = lock(&self.inside);
-        self.advance(&mut inside);
+        self.advance(&mut inside, None);
         inside.phase = Phase::Over;
     }
 
@@ -286,7 +289,7 @@ impl Room {
     }
 
     /// One turn of the group.
-    fn advance(&self, inside: &mut Inside) -> State {
+    fn advance(&self, inside: &mut Inside, mut lent: Lending<'_, '_>) -> State {
         let tasks = std::mem::take(&mut *lock(&self.inbox));
         let now = Instant::now();
         if let Phase::Open(member) = &mut inside.phase {
@@ -299,7 +302,7 @@ impl Room {
             }
         }
         let mut parting = match std::mem::replace(&mut inside.phase, Phase::Over) {
-            Phase::Open(mut member) => match member.turn(now) {
+            Phase::Open(mut member) => match member.turn(now, lent.as_deref_mut()) {
                 Turn::Idle => {
                     inside.phase = Phase::Open(member);
                     return State::Idle;
@@ -311,7 +314,7 @@ impl Room {
                 Turn::Retired => Box::new(member.say_goodbye(now)),
                 Turn::Failed(error) => {
                     let error = self.shared.fail(error);
-                    Box::new(member.fail(&error, now))
+                    Box::new(member.fail(&error, now, lent))
                 }
             },
             Phase::Parting(parting) => parting,

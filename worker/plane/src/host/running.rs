@@ -2,7 +2,7 @@
 
 use super::frame::Stamp;
 use super::link::Link;
-use super::memory::Memory;
+use super::memory::{Lending, Memory};
 use super::program::{OpCode, Program};
 use super::transfer::{Incoming, Outgoing, TransferError};
 use super::work::{Pending, Slot};
@@ -89,8 +89,16 @@ impl Running {
     }
 
     /// One pass over all transfers. True when something moved; an error names the rank.
-    pub(super) fn pass(&mut self, links: &mut [Option<Link>]) -> Result<bool, (usize, TransferError)> {
+    pub(super) fn pass(
+        &mut self,
+        links: &mut [Option<Link>],
+        mut lent: Lending<'_, '_>,
+    ) -> Result<bool, (usize, TransferError)> {
         let mut moved = false;
+        if self.program.code == OpCode::Exchange && lent.is_none() {
+            // The thread that lends its memory is yet to come.
+            return Ok(false);
+        }
         for at in 0..self.outgoing.len() {
             let held_up = self.outgoing[at].transfer.after.is_some_and(|first| !self.outgoing[first].done());
             let send = &mut self.outgoing[at];
@@ -98,7 +106,7 @@ impl Running {
             moved |= match &mut links[peer] {
                 _ if held_up || send.done() => false,
                 Some(link) if !link.retired() => {
-                    send.push(link, &self.memory).map_err(|error| (peer, error.into()))?
+                    send.push(link, &self.memory, lent.as_deref_mut()).map_err(|error| (peer, error))?
                 }
                 _ => return Err((peer, TransferError::Retired)),
             };
@@ -109,7 +117,10 @@ impl Running {
             let peer = receive.transfer.peer;
             moved |= match &mut links[peer] {
                 _ if held_up || receive.done => false,
-                Some(link) => receive.pull(link, &mut self.memory).map_err(|error| (peer, error))?,
+                Some(link) => {
+                    let pulled = receive.pull(link, &mut self.memory, lent.as_deref_mut());
+                    pulled.map_err(|error| (peer, error))?
+                }
                 None => return Err((peer, TransferError::Retired)),
             };
         }
@@ -165,8 +176,12 @@ impl Running {
         ranks
     }
 
-    /// What has to be finished before the links can carry a last word.
-    pub(super) fn give_up(self) -> (Memory, Vec<Outgoing>) {
+    /// What has to be finished before the links can carry a last word: segments that were begun.
+    pub(super) fn give_up(mut self, mut lent: Lending<'_, '_>) -> (Memory, Vec<Outgoing>) {
+        self.outgoing.retain(Outgoing::mid_segment);
+        for send in &mut self.outgoing {
+            send.keep(&mut self.memory, lent.as_deref_mut());
+        }
         (self.memory, self.outgoing)
     }
 }

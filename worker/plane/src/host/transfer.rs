@@ -2,8 +2,8 @@
 
 use super::frame::{Frame, HEADER, SEGMENT, Stamp};
 use super::link::{Link, LinkError};
-use super::memory::Memory;
-use super::program::{OpCode, Transfer};
+use super::memory::{Lending, Memory};
+use super::program::{OpCode, Space, Transfer};
 
 /// What stops a transfer for good.
 #[derive(Debug)]
@@ -12,6 +12,8 @@ pub(super) enum TransferError {
     Mismatch(String),
     /// The peer has left in order but is still needed.
     Retired,
+    /// This rank lends no more memory.
+    NotLent,
 }
 
 impl From<LinkError> for TransferError {
@@ -53,18 +55,31 @@ impl Outgoing {
         !at_start && !at_end
     }
 
-    /// Ends the message with the current segment.
-    pub(super) fn cut(&mut self) {
+    /// Goes on without what is lent, as far as the segment that was begun.
+    pub(super) fn keep(&mut self, memory: &mut Memory, lent: Lending<'_, '_>) {
+        if self.transfer.span.space == Space::Lent {
+            let kept = memory.keep(lent, &self.transfer, self.sent, self.segment_end);
+            self.transfer.span = kept;
+            (self.sent, self.segment_end) = (0, kept.len);
+        }
         self.total = self.segment_end;
     }
 
     /// One write at most. True when something moved.
-    pub(super) fn push(&mut self, link: &mut Link, memory: &Memory) -> Result<bool, LinkError> {
+    pub(super) fn push(
+        &mut self,
+        link: &mut Link,
+        memory: &Memory,
+        lent: Lending<'_, '_>,
+    ) -> Result<bool, TransferError> {
         if self.done() {
             return Ok(false);
         }
         let head = &self.header[HEADER - self.header_left..];
-        let body = &memory.bytes(self.transfer.span)[self.sent..self.segment_end];
+        let body = memory.outgoing(lent, &self.transfer, self.sent, self.segment_end);
+        if body.is_empty() && self.sent < self.segment_end {
+            return Err(TransferError::NotLent);
+        }
         let count = link.write(head, body)?;
         let of_header = count.min(self.header_left);
         self.header_left -= of_header;
@@ -91,7 +106,12 @@ impl Incoming {
     }
 
     /// One read of payload at most. True when something moved.
-    pub(super) fn pull(&mut self, link: &mut Link, memory: &mut Memory) -> Result<bool, TransferError> {
+    pub(super) fn pull(
+        &mut self,
+        link: &mut Link,
+        memory: &mut Memory,
+        lent: Lending<'_, '_>,
+    ) -> Result<bool, TransferError> {
         if self.done {
             return Ok(false);
         }
@@ -111,7 +131,11 @@ impl Incoming {
             moved = true;
         }
         if link.in_segment() {
-            let count = link.read(&mut memory.bytes_mut(self.transfer.span)[self.got..])?;
+            let into = memory.incoming(lent, &self.transfer, self.got);
+            if into.is_empty() {
+                return Err(TransferError::NotLent);
+            }
+            let count = link.read(into)?;
             self.got += count;
             moved |= count > 0;
         }

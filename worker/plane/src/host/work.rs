@@ -193,7 +193,7 @@ impl Work for HostWork {
         let (shared, until) = (&self.room.shared, self.deadline + MARGIN);
         if !self.slot.is_set() {
             // Another thread that waits in the same group, or the engine, may be at it.
-            self.room.drive(&self.slot, until);
+            self.room.drive(&self.slot, until, None);
         }
         let Some(end) = self.slot.take(until) else {
             let error = shared.fail(shared.late(None, self.what, self.limit));

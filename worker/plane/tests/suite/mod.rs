@@ -1,6 +1,7 @@
 //! What every data plane must do, whatever it is made of.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
+mod exchange;
 mod stress;
 
 use reknit_plane::{Buffer, Element, Group, GroupSpec, Op, Plane, PlaneError, Reduce, Ticket};
@@ -122,6 +123,7 @@ pub fn conformance(make: impl Fn(usize) -> Vec<Box<dyn Plane>>) {
         abort_at_any_moment(&planes);
         abort_unblocks_join(&planes);
         retired_peers(&planes);
+        exchange::exchanges(&planes);
         stress::stress(&planes, size as u64);
     }
 }

@@ -1,0 +1,167 @@
+//! What every data plane must do with memory that is lent to it.
+
+use super::{PATIENCE, ranks};
+use reknit_plane::{AbortReason, Buffer, Lent, Op, Plane, PlaneError, Reduce};
+use std::thread;
+use std::time::Duration;
+
+/// Lends a few bytes at a time, and as a whole no more than it may.
+struct Pieces {
+    out: Vec<Vec<u8>>,
+    into: Vec<Vec<u8>>,
+    at_once: usize,
+    left: usize,
+}
+
+impl Pieces {
+    /// What rank `me` sends is a function of who sends it to whom and of its length.
+    fn new(me: usize, lens: &[Vec<usize>], at_once: usize) -> Pieces {
+        let size = lens.len();
+        Pieces {
+            out: (0..size).map(|to| message(me, to, lens[me][to])).collect(),
+            into: (0..size).map(|from| vec![0xee; lens[from][me]]).collect(),
+            at_once,
+            left: usize::MAX,
+        }
+    }
+}
+
+impl Lent for Pieces {
+    fn outgoing(&self, to: usize) -> usize {
+        self.out[to].len()
+    }
+
+    fn incoming(&self, from: usize) -> usize {
+        self.into[from].len()
+    }
+
+    fn send(&mut self, to: usize, at: usize) -> &[u8] {
+        let rest = &self.out[to][at..];
+        let len = rest.len().min(self.at_once).min(self.left);
+        self.left -= len;
+        &rest[..len]
+    }
+
+    fn receive(&mut self, from: usize, at: usize) -> &mut [u8] {
+        let rest = &mut self.into[from][at..];
+        let len = rest.len().min(self.at_once).min(self.left);
+        self.left -= len;
+        &mut rest[..len]
+    }
+}
+
+fn message(from: usize, to: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * (2 * from + 3) + at / 251 + 7 * to) as u8).collect()
+}
+
+/// By sender, then receiver: nothing, odd, more than a segment.
+fn lens(size: usize, salt: usize) -> Vec<Vec<usize>> {
+    const LENS: [usize; 6] = [0, 1, 777, 0, 65_537, 2_300_001];
+    let len =
+        |from: usize, to: usize| if from == to { 0 } else { LENS[(from * 5 + to * 2 + salt) % LENS.len()] };
+    (0..size).map(|from| (0..size).map(|to| len(from, to)).collect()).collect()
+}
+
+pub(super) fn exchanges(planes: &[Box<dyn Plane>]) {
+    every_byte_comes(planes);
+    memory_that_ends_ends_the_exchange(planes);
+    abort_at_any_moment(planes);
+}
+
+fn every_byte_comes(planes: &[Box<dyn Plane>]) {
+    ranks(planes, 6, "exchange", |mut group| {
+        let (me, size) = (group.rank(), group.size());
+        for (salt, at_once) in [(0, 1 << 30), (1, 4096), (2, 33), (3, 70_001)] {
+            let lens = lens(size, salt);
+            let mut pieces = Pieces::new(me, &lens, at_once);
+            // What is submitted before runs before it, and need not have been waited for.
+            let buffer = Buffer::F32(vec![1.0; 30_000]);
+            let sum = group.submit(Op::AllReduce { reduce: Reduce::Sum, buffer }, PATIENCE);
+            group.exchange(&mut pieces, PATIENCE).unwrap();
+            assert_eq!(sum.wait().unwrap(), Buffer::F32(vec![size as f32; 30_000]));
+            for from in 0..size {
+                assert!(pieces.into[from] == message(from, me, lens[from][me]), "{from} to {me}, {salt}");
+            }
+        }
+        assert_eq!(group.health(), None);
+        group.retire();
+    });
+}
+
+/// A rank has nothing more to lend in the middle of a message.
+fn memory_that_ends_ends_the_exchange(planes: &[Box<dyn Plane>]) {
+    if planes.len() < 2 {
+        return;
+    }
+    for (number, left) in [0, 500_000, 3_000_000].into_iter().enumerate() {
+        let results = ranks(planes, 6, &format!("lent {number}"), |mut group| {
+            let lens = vec![vec![5_000_000; group.size()]; group.size()];
+            let lens = lens.into_iter().enumerate();
+            let lens: Vec<_> = lens
+                .map(|(me, mut lens)| {
+                    lens[me] = 0;
+                    lens
+                })
+                .collect();
+            let mut pieces = Pieces::new(group.rank(), &lens, 60_000);
+            if group.rank() == 0 {
+                pieces.left = left;
+            }
+            group.exchange(&mut pieces, PATIENCE)
+        });
+        for (rank, result) in results.into_iter().enumerate() {
+            let error = result.unwrap_err();
+            let expected = match &error {
+                PlaneError::Io { .. } => rank == 0,
+                PlaneError::PeerLeft { .. } => rank != 0,
+                PlaneError::PeerLost { .. }
+                | PlaneError::Deadline { .. }
+                | PlaneError::Aborted { .. }
+                | PlaneError::Mismatch { .. }
+                | PlaneError::Handshake { .. } => false,
+            };
+            assert!(expected, "rank {rank}: {error}");
+        }
+    }
+}
+
+/// Whatever a rank is amid when it aborts, the exchange ends on all ranks, soon.
+fn abort_at_any_moment(planes: &[Box<dyn Plane>]) {
+    if planes.len() < 2 {
+        return;
+    }
+    for round in 0..8_u64 {
+        let errors = ranks(planes, 6, &format!("abort exchange {round}"), |mut group| {
+            let aborter = group.aborter();
+            let lens = lens(group.size(), round as usize);
+            thread::scope(|scope| {
+                if group.rank() == 1 {
+                    scope.spawn(move || {
+                        // Another moment each round.
+                        thread::sleep(Duration::from_micros(150 * round * round));
+                        aborter.abort(AbortReason::Sibling);
+                    });
+                }
+                loop {
+                    let mut pieces = Pieces::new(group.rank(), &lens, 10_000);
+                    if let Err(error) = group.exchange(&mut pieces, PATIENCE) {
+                        break error;
+                    }
+                }
+            })
+        });
+        for (rank, error) in errors.into_iter().enumerate() {
+            let expected = match &error {
+                PlaneError::Aborted { reason: AbortReason::Sibling, .. } => rank == 1,
+                PlaneError::PeerLeft { .. } => rank != 1,
+                PlaneError::PeerLost { .. }
+                | PlaneError::Deadline { .. }
+                | PlaneError::Aborted { .. }
+                | PlaneError::Mismatch { .. }
+                | PlaneError::Handshake { .. }
+                | PlaneError::Io { .. } => false,
+            };
+            assert!(expected, "rank {rank}: {error}");
+        }
+    }
+}
