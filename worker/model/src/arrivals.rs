@@ -93,7 +93,7 @@ impl<T: Real> Shard<T> {
                 axes.insert(axis, Missing::all(units));
             }
         }
-        make_rooms(&mut rooms);
+        at_once(&mut rooms, |(shard, more)| shard.resize(shard.units.len() + *more));
         self.arrivals = Some(Arrivals { wanted: owned.clone(), axes, replicated: None });
         Ok(())
     }
@@ -198,13 +198,13 @@ impl<T: Real> Shard<T> {
         let Some(Arrivals { wanted, axes, .. }) = self.arrivals.take() else {
             return;
         };
-        for axis in self.model.axes() {
-            let came = axes.get(&axis).map(|missing| missing.units.clone()).unwrap_or_default();
-            let wanted = wanted.get(&axis).cloned().unwrap_or_default();
-            if let Some(shard) = self.axis_mut(axis) {
-                shard.rearrange(wanted, &came);
-            }
-        }
+        let known = self.model.axes();
+        let mut shards: Vec<_> = known.iter().zip(self.axes_mut()).collect();
+        let none = Units::default();
+        at_once(&mut shards, |(axis, shard)| {
+            let came = axes.get(axis).map_or(&none, |missing| &missing.units);
+            shard.rearrange(wanted.get(axis).cloned().unwrap_or_default(), came);
+        });
         self.owned = wanted;
     }
 
@@ -269,16 +269,17 @@ impl<T: Real> AxisShard<T> {
     }
 }
 
-/// What touches new memory: more threads than this gain nothing, since the kernel's own locks are in their way.
-const TOUCHING: usize = 4;
+/// What makes room or moves units about: more threads than this gain nothing, since memory and the kernel's own locks are in
+/// their way.
+const AT_ONCE: usize = 4;
 
 /// On several threads: touching new memory takes longer than all that comes after it. Members are paused meanwhile; a
 /// newcomer, whose memory is made while the others train, takes no more processor time for it than one thread would.
-fn make_rooms<T: Real>(rooms: &mut [(&mut AxisShard<T>, u32)]) {
-    let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(TOUCHING));
+fn at_once<I: Send>(items: &mut [I], work: impl Fn(&mut I) + Sync) {
+    let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(AT_ONCE));
     std::thread::scope(|scope| {
-        for part in rooms.chunks_mut(rooms.len().div_ceil(threads).max(1)) {
-            scope.spawn(|| part.iter_mut().for_each(|(shard, more)| shard.resize(shard.units.len() + *more)));
+        for part in items.chunks_mut(items.len().div_ceil(threads).max(1)) {
+            scope.spawn(|| part.iter_mut().for_each(&work));
         }
     });
 }

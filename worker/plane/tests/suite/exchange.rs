@@ -79,8 +79,8 @@ fn every_byte_comes(planes: &[Box<dyn Plane>]) {
             let sum = group.submit(Op::AllReduce { reduce: Reduce::Sum, buffer }, PATIENCE);
             group.exchange(&mut pieces, PATIENCE).unwrap();
             assert_eq!(sum.wait().unwrap(), Buffer::F32(vec![size as f32; 30_000]));
-            for from in 0..size {
-                assert!(pieces.into[from] == message(from, me, lens[from][me]), "{from} to {me}, {salt}");
+            for (from, came) in pieces.into.iter().enumerate() {
+                assert!(*came == message(from, me, lens[from][me]), "{from} to {me}, {salt}");
             }
         }
         assert_eq!(group.health(), None);
