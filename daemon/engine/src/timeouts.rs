@@ -17,7 +17,7 @@ pub struct Timeouts {
     pub operation_ms: u32,
     /// How long a GPU that may rejoin waits before its worker is started again.
     pub rejoin_hold_ms: u32,
-    /// How long a started worker may take to open its session: it reads the data and allocates first.
+    /// How long a started worker may take to open its session, and be silent while it opens its data after that.
     pub start_ms: u32,
     /// How long a new daemon waits for reports before it declares anything lost. Must exceed the longest pause
     /// between two attempts of agents and workers to reconnect.
@@ -279,7 +279,7 @@ impl Timeouts {
             (
                 "start_ms",
                 self.start_ms,
-                "a started worker opens its session within this: it reads the data and allocates first",
+                "a started worker opens its session within this, and is not silent for longer while it opens its data: that itself may take as long as it takes",
             ),
             (
                 "rebuild_ms",

@@ -224,6 +224,18 @@ pub enum Tokens<'a> {
     Text(&'a str),
 }
 
+impl Tokens<'_> {
+    /// Bytes of a token in the files; `None`: tokens are made of them.
+    pub fn width(self) -> Option<u64> {
+        match self {
+            Self::Bytes => Some(1),
+            Self::U16 => Some(2),
+            Self::U32 => Some(4),
+            Self::Text(_) => None,
+        }
+    }
+}
+
 impl DataSpec {
     /// `None`: there is no such kind.
     pub fn tokens(&self) -> Option<Tokens<'_>> {

@@ -101,7 +101,7 @@ impl World {
         let wait = 10 * MS + self.random.below(40 * MS);
         self.at(wait, What::Dials(Peer::Worker(who.clone())));
         // Before or after it has its session.
-        let wait = 5 * MS + self.random.below(80 * MS);
+        let wait = (5 + self.opens_later_ms) * MS + self.random.below(80 * MS);
         self.at(wait, What::Opens(who));
     }
 

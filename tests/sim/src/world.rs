@@ -141,6 +141,8 @@ pub struct World {
     pub lie_about_digests: bool,
     /// Bytes of memory that plans may count on.
     pub gpu_memory: Option<u64>,
+    /// How much longer than usual workers take to open their data, in milliseconds.
+    pub opens_later_ms: u64,
     pub(crate) truths: BTreeMap<u64, Truth>,
     /// The checkpoints of each job, the last written first, and when that was.
     pub saved: BTreeMap<JobName, (Vec<CheckpointId>, Time)>,
@@ -201,6 +203,7 @@ impl World {
             told: Vec::new(),
             lie_about_digests: false,
             gpu_memory: None,
+            opens_later_ms: 0,
             truths: BTreeMap::new(),
             saved: BTreeMap::new(),
             harm: Vec::new(),

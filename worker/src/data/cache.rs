@@ -3,13 +3,14 @@
 //! The result is a flat file of `u32` in a cache folder (`REKNIT_CACHE_DIR`, else `XDG_CACHE_HOME/reknit`, else
 //! `HOME/.cache/reknit`, else `reknit-cache` in the folder for temporary files). Its name is the SHA-256 of the tokenizer, of all
 //! the text and of how tokens are made, so it never has to be looked at whether it is still right. One worker makes it, under a lock that ends with
-//! its process; the others wait and find it.
+//! its process; the others wait and find it. What it has made when it is killed stays, and the next one goes on from there.
 
 use super::CorpusError;
 use super::map::Map;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::fs::{self, File, TryLockError};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tokenizers::Tokenizer;
@@ -17,10 +18,11 @@ use tracing::info;
 
 /// Text is cut at line ends into pieces of about so many bytes, each of which is tokenized by itself.
 const PIECE: usize = 1 << 20;
-/// Pieces that are tokenized at once.
+/// Most pieces that are tokenized at once.
 const AT_ONCE: usize = 16;
 /// Hashed with what tokens are made of: another one wherever the same text becomes other tokens.
 const MADE_HOW: &[u8] = b"pieces behind line ends, neither cut off nor padded";
+/// How often is said, and kept, how far it is.
 const TELL_EVERY: Duration = Duration::from_secs(5);
 
 /// The folder for tokens that were made here.
@@ -62,7 +64,7 @@ pub fn tokens(
     for (path, map) in texts.iter().zip(&maps) {
         add(text_of(path, map.as_ref())?);
     }
-    let name: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let name = hex(&hash.finalize());
     let made = folder.join(format!("{name}.u32"));
 
     let tokenizer_error =
@@ -77,19 +79,39 @@ pub fn tokens(
 
     fs::create_dir_all(folder).map_err(failed(folder))?;
     let lock = folder.join(format!("{name}.lock"));
-    let locked = File::options().create(true).append(true).open(&lock).and_then(|file| {
-        file.lock()?;
-        Ok(file)
-    });
-    let _held_until_the_end = locked.map_err(failed(&lock))?;
+    let _held_until_the_end = lock_file(&lock, &made).map_err(failed(&lock))?;
     if !made.exists() {
-        let partial = folder.join(format!("{name}.partial"));
-        let texts = texts.iter().zip(&maps);
-        let written = make(&made_by, texts, &partial, &tokenizer_error);
+        // What is wrong with a text shall not be found after an hour.
+        let texts: Vec<(&Path, &str)> = texts
+            .iter()
+            .zip(&maps)
+            .map(|(path, map)| Ok((path.as_path(), words_of(path, text_of(path, map.as_ref())?)?)))
+            .collect::<Result<_, CorpusError>>()?;
+        let (partial, so_far) =
+            (folder.join(format!("{name}.partial")), folder.join(format!("{name}.so-far")));
+        let written = make(&made_by, &texts, &partial, &so_far, &tokenizer_error);
         let done = written.and_then(|()| fs::rename(&partial, &made).map_err(failed(&made)));
+        let _ = fs::remove_file(&so_far);
         done.inspect_err(|_| drop(fs::remove_file(&partial)))?;
     }
     Ok(made)
+}
+
+/// `what`: for whom one waits.
+pub(super) fn lock_file(lock: &Path, what: &Path) -> io::Result<File> {
+    let file = File::options().create(true).append(true).open(lock)?;
+    match file.try_lock() {
+        Ok(()) => return Ok(file),
+        Err(TryLockError::WouldBlock) => {}
+        Err(TryLockError::Error(error)) => return Err(error),
+    }
+    info!(file = %what.display(), "waiting for another worker of this node, which makes it");
+    file.lock()?;
+    Ok(file)
+}
+
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn text_of<'a>(path: &Path, map: Option<&'a Map>) -> Result<&'a [u8], CorpusError> {
@@ -98,40 +120,88 @@ fn text_of<'a>(path: &Path, map: Option<&'a Map>) -> Result<&'a [u8], CorpusErro
     bytes.ok_or_else(|| CorpusError::Changed { path: path.display().to_string() })
 }
 
-fn make<'a>(
+fn words_of<'a>(path: &Path, text: &'a [u8]) -> Result<&'a str, CorpusError> {
+    std::str::from_utf8(text)
+        .map_err(|error| CorpusError::NotText { path: path.display().to_string(), at: error.valid_up_to() })
+}
+
+/// How much of a file of tokens is made, and is on the disk.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct SoFar {
+    /// Bytes of all texts that are done: whole pieces.
+    text: u64,
+    tokens: u64,
+}
+
+impl SoFar {
+    /// Of the file `out`: nothing, unless what is kept can be true.
+    fn read(kept: &Path, out: &Path) -> Self {
+        let found: Option<Self> = fs::read(kept).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let there = fs::metadata(out).map_or(0, |out| out.len());
+        found
+            .filter(|found| found.tokens.checked_mul(4).is_some_and(|bytes| bytes <= there))
+            .unwrap_or_default()
+    }
+
+    /// Renamed over the last one, so that there is always a whole one.
+    fn keep(self, kept: &Path) -> io::Result<()> {
+        let next = kept.with_extension("next");
+        fs::write(&next, serde_json::to_vec(&self)?)?;
+        fs::rename(&next, kept)
+    }
+}
+
+fn make(
     tokenizer: &Tokenizer,
-    texts: impl Iterator<Item = (&'a PathBuf, &'a Option<Map>)>,
+    texts: &[(&Path, &str)],
     out: &Path,
+    kept: &Path,
     bad: &dyn Fn(String) -> CorpusError,
 ) -> Result<(), CorpusError> {
     let failed = |source: io::Error| CorpusError::Cache { path: out.display().to_string(), source };
-    let mut file = BufWriter::new(File::create(out).map_err(failed)?);
-    let (begun, mut told, mut done, mut count) = (Instant::now(), Instant::now(), 0u64, 0u64);
-    for (path, map) in texts {
-        let text = text_of(path, map.as_ref())?;
-        let text = std::str::from_utf8(text).map_err(|error| CorpusError::NotText {
-            path: path.display().to_string(),
-            at: error.valid_up_to(),
-        })?;
-        for group in pieces(text).collect::<Vec<_>>().chunks(AT_ONCE) {
+    let mut so_far = SoFar::read(kept, out);
+    let mut file = File::options().create(true).write(true).truncate(false).open(out).map_err(failed)?;
+    file.set_len(so_far.tokens * 4).map_err(failed)?;
+    file.seek(SeekFrom::End(0)).map_err(failed)?;
+    let mut file = BufWriter::new(file);
+    let all: u64 = texts.iter().map(|(_, text)| text.len() as u64).sum();
+    if so_far != SoFar::default() {
+        info!(
+            bytes = so_far.text,
+            of = all,
+            "another worker has made a part of the tokens; going on from there"
+        );
+    }
+    // A batch ends when its slowest piece does: several for each thread.
+    let at_once = std::thread::available_parallelism().map_or(AT_ONCE, |cores| AT_ONCE.min(2 * cores.get()));
+    let (begun, mut told) = (Instant::now(), Instant::now());
+    let mut skip = so_far.text;
+    for (path, text) in texts {
+        // Whole pieces are done, and so it is the begin of one.
+        let from = usize::try_from(skip).unwrap_or(usize::MAX).min(text.len());
+        skip -= from as u64;
+        let text = text.get(from..).unwrap_or_default();
+        for group in pieces(text).collect::<Vec<_>>().chunks(at_once) {
             let encodings = tokenizer.encode_batch(group.to_vec(), false);
             for encoding in encodings.map_err(|error| bad(error.to_string()))? {
                 let ids = encoding.get_ids();
-                count += ids.len() as u64;
+                so_far.tokens += ids.len() as u64;
                 let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
                 file.write_all(&bytes).map_err(failed)?;
             }
-            done += group.iter().map(|piece| piece.len() as u64).sum::<u64>();
+            so_far.text += group.iter().map(|piece| piece.len() as u64).sum::<u64>();
             if told.elapsed() >= TELL_EVERY {
+                file.flush().and_then(|()| file.get_ref().sync_data()).map_err(failed)?;
+                so_far.keep(kept).map_err(failed)?;
                 told = Instant::now();
-                info!(file = %path.display(), bytes = done, tokens = count, "making tokens of the text");
+                info!(file = %path.display(), bytes = so_far.text, of = all, tokens = so_far.tokens, "making tokens of the text");
             }
         }
     }
     file.into_inner().map_err(|error| failed(error.into_error()))?.sync_all().map_err(failed)?;
     info!(
-        bytes = done,
-        tokens = count,
+        bytes = so_far.text,
+        tokens = so_far.tokens,
         took_ms = begun.elapsed().as_millis() as u64,
         "tokens made of the text"
     );
@@ -230,6 +300,29 @@ mod tests {
             file.as_ref().unwrap().path().extension().is_some_and(|extension| extension == "partial")
         });
         assert_eq!(left.count(), 0);
+    }
+
+    /// As after a kill: some of the tokens are kept, more are written, and what is kept is told from what is not by its value.
+    #[test]
+    fn what_a_worker_had_made_when_it_was_killed_is_not_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (out, kept) = (dir.path().join("out"), dir.path().join("kept"));
+        let tokenizer = Tokenizer::from_bytes(WORDS).unwrap();
+        let texts = [(Path::new("a"), "a rank\nis "), (Path::new("b"), "lost\na rank")];
+        let run = |so_far: &str, there: &[u32]| {
+            fs::write(&kept, so_far).unwrap();
+            fs::write(&out, there.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<_>>()).unwrap();
+            make(&tokenizer, &texts, &out, &kept, &CorpusError::Pattern).unwrap();
+            read(&out)
+        };
+        let all = [1, 2, 3, 4, 1, 2];
+        assert_eq!(run(r#"{"text": 10, "tokens": 3}"#, &[9, 9, 9, 7, 7]), [9, 9, 9, 4, 1, 2]);
+        assert_eq!(run(r#"{"text": 15, "tokens": 4}"#, &[9, 9, 9, 9]), [9, 9, 9, 9, 1, 2]);
+        assert_eq!(run(r#"{"text": 10, "tokens": 3}"#, &[9, 9]), all, "it is not there");
+        assert_eq!(run("{", &[9, 9, 9]), all, "nobody knows how much is there");
+        let so_far = SoFar { text: 10, tokens: 1 };
+        so_far.keep(&kept).unwrap();
+        assert_eq!(SoFar::read(&kept, &out), so_far);
     }
 
     #[test]

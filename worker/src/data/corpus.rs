@@ -8,6 +8,8 @@ use reknit_model::Batch;
 use std::io;
 use std::path::{Path, PathBuf};
 
+mod check;
+
 /// The stream of all files, cut into windows of `seq_len` tokens (and the one to predict after the last).
 #[derive(Debug)]
 pub struct Corpus {
@@ -79,8 +81,18 @@ impl CorpusError {
 
 impl Corpus {
     /// Maps every file. Folders among a pattern's matches are left out. Text for a tokenizer is made into tokens first,
-    /// if this node has not done so before.
+    /// if this node has not done so before; token numbers are looked at, each of them, for those that the model does not have.
     pub fn open(data: &DataSpec, model: &ModelSpec, seed: u64) -> Result<Self, CorpusError> {
+        let corpus = Self::map(data, model, seed)?;
+        match data.tokens() {
+            Some(Tokens::U16 | Tokens::U32) => corpus.check_once(&cache::folder(), check::LARGE)?,
+            // The tokenizer has no other tokens, and there are 256 bytes.
+            Some(Tokens::Bytes | Tokens::Text(_)) | None => {}
+        }
+        Ok(corpus)
+    }
+
+    fn map(data: &DataSpec, model: &ModelSpec, seed: u64) -> Result<Self, CorpusError> {
         let paths = expand(&data.files)?;
         let (paths, width) = match data.tokens() {
             Some(Tokens::Bytes) | None => (paths, Width::U8),
@@ -321,7 +333,7 @@ mod tests {
             [0..11, 10..21].map(|range| range.map(|i| 300 * i).collect()).into_iter().collect();
         assert_eq!(samples, expected);
         // The largest is 6000, at position 12 of the second file.
-        let error = open(&names, "u16", 6000, 0).unwrap().batch(0, 2).unwrap_err().to_string();
+        let error = open(&names, "u16", 6000, 0).unwrap_err().to_string();
         assert!(error.contains("token 6000 at position 12") && error.contains("b.u16"), "{error}");
         // As u32, the first is a whole number of tokens, and the second, of 26 bytes, is not.
         let torn = open(&names, "u32", 6001, 0).unwrap_err().to_string();

@@ -5,6 +5,7 @@
 use memmap2::Mmap;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// A file that is mapped, with its length when it was.
@@ -35,6 +36,19 @@ impl Map {
 
     pub(crate) fn len(&self) -> u64 {
         self.bytes.len() as u64
+    }
+
+    /// Other numbers once the file is another or was written to: what it is known by, its length, and when it was changed.
+    pub(crate) fn version(&self) -> io::Result<[i128; 6]> {
+        let of = self.file.metadata()?;
+        Ok([
+            of.ino().into(),
+            of.len().into(),
+            of.mtime().into(),
+            of.mtime_nsec().into(),
+            of.ctime().into(),
+            of.ctime_nsec().into(),
+        ])
     }
 
     /// `None`: the file has become shorter than it was.

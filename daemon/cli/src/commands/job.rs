@@ -116,20 +116,15 @@ fn prepare(file: &Path, from: Option<&Path>) -> Result<JobSpec, Failure> {
     let absolute = std::path::absolute(file).map_err(Failure::failed(&name))?;
     let folder = absolute.parent().unwrap_or(Path::new("/"));
     let wrong = |problem| Failure::Usage(format!("{name}: data.files: {problem}"));
+    let width = spec.data.tokens().and_then(Tokens::width);
     let mut bytes = 0;
     for pattern in &mut spec.data.files {
-        let data = resolve(folder, pattern).map_err(wrong)?;
+        let data = resolve(folder, pattern, width.unwrap_or(1)).map_err(wrong)?;
         *pattern = data.pattern;
         bytes += data.bytes;
     }
-    let needed = u64::from(spec.model.seq_len) + 1;
-    let needed = match spec.data.tokens() {
-        Some(Tokens::U16) => 2 * needed,
-        Some(Tokens::U32) => 4 * needed,
-        Some(Tokens::Bytes) => needed,
-        // How many tokens there are is known when they are made.
-        Some(Tokens::Text(_)) | None => 1,
-    };
+    // How many tokens text has is known when they are made.
+    let needed = width.map_or(1, |width| width * (u64::from(spec.model.seq_len) + 1));
     if bytes < needed {
         return Err(wrong(format!(
             "{bytes} bytes in all, but one sample of seq_len + 1 tokens takes {needed}; give more text or a smaller seq_len"
@@ -139,6 +134,7 @@ fn prepare(file: &Path, from: Option<&Path>) -> Result<JobSpec, Failure> {
         let path = folder.join(tokenizer);
         let missing = |problem| Failure::Usage(format!("{name}: data.tokenizer: {tokenizer}: {problem}"));
         length(&path).map_err(|error| missing(error.to_string()))?;
+        super::tokenizer::check(&path, spec.model.vocab).map_err(missing)?;
         spec.data.tokenizer = text_of(&path).map_err(missing)?;
     }
     let unusable = |problem: String| Failure::Usage(format!("{name}: checkpoint: {problem}"));
@@ -180,8 +176,8 @@ struct Data {
 }
 
 /// It must match at least one file here, and each must be readable. Folders among a pattern's matches are left out,
-/// as workers do.
-fn resolve(folder: &Path, pattern: &str) -> Result<Data, String> {
+/// as workers do. `width`: bytes of a token.
+fn resolve(folder: &Path, pattern: &str, width: u64) -> Result<Data, String> {
     let joined = if Path::new(pattern).is_absolute() {
         pattern.to_owned()
     } else {
@@ -192,8 +188,15 @@ fn resolve(folder: &Path, pattern: &str) -> Result<Data, String> {
     let mut found = false;
     let mut bytes = 0;
     for path in matches {
-        let length = path.map_err(std::io::Error::from).and_then(|path| length(&path));
-        match length.map_err(|error| format!("{pattern}: {error}; make the files readable"))? {
+        let unreadable = |error: std::io::Error| format!("{pattern}: {error}; make the files readable");
+        let path = path.map_err(|error| unreadable(error.into()))?;
+        match length(&path).map_err(unreadable)? {
+            Some(length) if length % width != 0 => {
+                return Err(format!(
+                    "{} has {length} bytes, which is no whole number of {width}-byte tokens; is data.tokenizer right?",
+                    path.display()
+                ));
+            }
             Some(length) => {
                 found = true;
                 bytes += length;
@@ -306,10 +309,10 @@ mod tests {
     fn data_files_are_taken_from_the_job_files_folder() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a.txt"), "text").unwrap();
-        let resolved = resolve(dir.path(), "*.txt").unwrap().pattern;
+        let resolved = resolve(dir.path(), "*.txt", 1).unwrap().pattern;
         assert_eq!(resolved, format!("{}/*.txt", dir.path().display()));
-        assert_eq!(resolve(Path::new("/elsewhere"), &resolved).unwrap().pattern, resolved);
-        assert!(resolve(dir.path(), "*.md").unwrap_err().contains("no such file"));
+        assert_eq!(resolve(Path::new("/elsewhere"), &resolved, 1).unwrap().pattern, resolved);
+        assert!(resolve(dir.path(), "*.md", 1).unwrap_err().contains("no such file"));
     }
 
     /// The example with other data.
@@ -346,6 +349,31 @@ mod tests {
         );
         std::fs::write(dir.path().join("b"), vec![b'x'; 29]).unwrap();
         assert!(prepare(&job(dir.path(), r#"["a", "b"]"#), None).is_ok());
+    }
+
+    #[test]
+    fn what_no_worker_could_train_on_is_not_submitted() {
+        let dir = tempfile::tempdir().unwrap();
+        let says = |tokenizer: &str, bytes: usize| {
+            std::fs::write(dir.path().join("a"), vec![0; bytes]).unwrap();
+            let file = job(dir.path(), r#"["a"]"#);
+            let text = std::fs::read_to_string(&file).unwrap();
+            std::fs::write(&file, text.replace(r#""bytes""#, &format!("{tokenizer:?}"))).unwrap();
+            prepare(&file, None).map(drop).map_err(|error| error.to_string())
+        };
+        let odd = says("u16", 1001).unwrap_err();
+        assert!(odd.contains("/a has 1001 bytes, which is no whole number of 2-byte tokens"), "{odd}");
+        assert!(says("u32", 1002).unwrap_err().contains("of 4-byte tokens"));
+        assert!(says("u16", 256).unwrap_err().contains("takes 258"));
+        assert_eq!((says("u16", 258), says("u32", 516)), (Ok(()), Ok(())));
+        std::fs::write(dir.path().join("t.json"), "").unwrap();
+        let empty = says("t.json", 1000).unwrap_err();
+        assert!(empty.contains("data.tokenizer: t.json: "), "{empty}");
+        std::fs::write(dir.path().join("t.json"), r#"{"model": {"vocab": {"a": 256}}}"#).unwrap();
+        let large = says("t.json", 1000).unwrap_err();
+        assert!(large.contains("its largest token is 256, and model.vocab = 256"), "{large}");
+        std::fs::write(dir.path().join("t.json"), r#"{"model": {"vocab": {"a": 255}}}"#).unwrap();
+        assert_eq!(says("t.json", 1000), Ok(()));
     }
 
     #[test]

@@ -7,3 +7,4 @@ pub(crate) mod gpu;
 pub(crate) mod incidents;
 pub(crate) mod job;
 pub(crate) mod node;
+mod tokenizer;

@@ -37,6 +37,10 @@ impl Job {
             return;
         };
         worker.spoke = Some(ctx.now);
+        // One that opens its data may take as long as that takes, as long as it says that it lives.
+        if worker.opening() {
+            worker.joined_by = worker.joined_by.map(|_| ctx.now.after(ctx.timeouts.start()));
+        }
         drop(worker);
         self.hears(ctx);
     }

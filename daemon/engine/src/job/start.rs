@@ -79,7 +79,8 @@ impl Job {
         self.set_phase(ctx, Phase::Starting, "");
     }
 
-    /// Starts when everyone is there, or after the deadline with those who are.
+    /// Starts when everyone is there, or after the deadline with those who are. Where those are too few, it waits for those
+    /// that still open their data.
     pub(crate) fn try_start(&mut self, ctx: &mut Ctx<'_>, deadline: Option<Time>) -> bool {
         let late = deadline.is_none_or(|deadline| ctx.now >= deadline);
         if !late && self.workers.preparable().len() < self.record.places.len() {
@@ -92,11 +93,26 @@ impl Job {
             return true;
         }
         if late {
-            self.stage = Stage::Starting { deadline: None };
             let (found, places) = (candidates.len(), self.record.places.len());
-            let explanation = format!(
-                "{found} of {places} workers came up, too few to train: see the agents' and workers' logs"
-            );
+            let opening =
+                self.workers.iter().filter(|(_, worker)| worker.alive() && worker.opening()).count();
+            let (deadline, explanation) = if opening == 0 {
+                (
+                    None,
+                    format!(
+                        "{found} of {places} workers came up, too few to train: see the agents' and workers' logs"
+                    ),
+                )
+            } else {
+                (
+                    Some(ctx.now.after(ctx.timeouts.start())),
+                    format!(
+                        "{opening} of {places} workers still open their data, as making tokens of text takes its time: their \
+                         logs say how far they are"
+                    ),
+                )
+            };
+            self.stage = Stage::Starting { deadline };
             self.set_phase(ctx, Phase::Starting, &explanation);
         }
         false

@@ -12,8 +12,8 @@ pub(crate) struct Worker {
     pub(crate) session: bool,
     /// Its agent, which came back, does not have it: it has ended, and its session is only not known to have.
     pub(crate) unlisted: bool,
-    /// Until when it must open a session, its first one or, while it is no member, the next, and then its data; `None` once
-    /// it did.
+    /// Until when it must open a session, its first one or, while it is no member, the next, and, while it opens its data, say
+    /// that it lives; `None` once it has done so.
     pub(crate) joined_by: Option<Time>,
     pub(crate) endpoint: Option<Endpoint>,
     /// Since when it is or was a member of committed layouts.
