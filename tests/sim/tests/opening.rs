@@ -35,3 +35,16 @@ fn who_falls_silent_while_it_opens_its_data_is_started_again() {
     assert!(!world.workers.contains_key(&frozen), "it is killed");
     world.run_until_phase(Phase::Running);
 }
+
+#[test]
+fn why_workers_ended_is_said_as_long_as_the_job_has_not_started() {
+    let mut world = slow_to_open();
+    for who in world.workers.keys().cloned().collect::<Vec<_>>() {
+        let how = "status 66: data: no text".to_owned();
+        world.ends(&who, ExitStatus { how, signal: None, status: Some(66) });
+    }
+    world.run_ms(2 * u64::from(TIMEOUTS.start_ms));
+    let says = world.view().explanation;
+    assert!(says.contains("still open their data") && says.ends_with("status 66: data: no text"), "{says}");
+    world.run_until_phase(Phase::Running);
+}

@@ -96,21 +96,16 @@ impl Job {
             let (found, places) = (candidates.len(), self.record.places.len());
             let opening =
                 self.workers.iter().filter(|(_, worker)| worker.alive() && worker.opening()).count();
+            let last = self.losses.values().max_by_key(|loss| loss.at);
+            let why = last
+                .map(|loss| format!("; the last that ended: {}", loss.sighting.signal))
+                .unwrap_or_default();
             let (deadline, explanation) = if opening == 0 {
-                (
-                    None,
-                    format!(
-                        "{found} of {places} workers came up, too few to train: see the agents' and workers' logs"
-                    ),
-                )
+                let text = "workers came up, too few to train: see the agents' and workers' logs";
+                (None, format!("{found} of {places} {text}{why}"))
             } else {
-                (
-                    Some(ctx.now.after(ctx.timeouts.start())),
-                    format!(
-                        "{opening} of {places} workers still open their data, as making tokens of text takes its time: their \
-                         logs say how far they are"
-                    ),
-                )
+                let text = "workers still open their data, as making tokens of text takes its time: their logs say how far they are";
+                (Some(ctx.now.after(ctx.timeouts.start())), format!("{opening} of {places} {text}{why}"))
             };
             self.stage = Stage::Starting { deadline };
             self.set_phase(ctx, Phase::Starting, &explanation);
