@@ -30,6 +30,9 @@ pub struct JobRecord {
     /// Incidents up to this one are of earlier runs under the same name.
     #[serde(default)]
     pub earlier_incidents: u64,
+    /// Incarnations up to this one too: such a worker may still be writing that run's last checkpoint.
+    #[serde(default)]
+    pub earlier_incarnations: Incarnation,
     /// Where training stood when the job ended or was told to; before that it is not stored.
     #[serde(default)]
     pub committed_step: Step,
@@ -59,6 +62,7 @@ impl JobRecord {
             drained: BTreeMap::new(),
             last_incident: 0,
             earlier_incidents: 0,
+            earlier_incarnations: Incarnation(0),
             committed_step: Step(0),
             last_loss: None,
             places: BTreeMap::new(),

@@ -361,6 +361,7 @@ impl Engine<'_> {
             // Nothing of the old run can be mistaken for the new one's.
             record.last_epoch = old.record.last_epoch;
             record.last_incarnation = old.record.last_incarnation;
+            record.earlier_incarnations = old.record.last_incarnation;
             record.last_incident = old.record.last_incident;
             record.earlier_incidents = old.record.last_incident;
             workers.clone_from(&old.workers);

@@ -161,3 +161,39 @@ fn a_new_job_begins_with_the_checkpoint_that_its_file_names() {
     assert!(world.view().committed_step >= Step(20));
     world.run_until_step(24);
 }
+
+#[test]
+fn before_its_own_first_checkpoint_a_job_goes_back_to_the_one_that_it_began_with() {
+    let mut spec = saving(Restore::Ask);
+    let from = "/elsewhere/other/step-000000000021-00000000000000aa";
+    spec.checkpoint.from = from.to_owned();
+    spec.checkpoint.every_steps = 40;
+    let mut world = World::with_spec(7, spec);
+    world.run_until_step(24);
+    let steps = |world: &World| world.view().checkpoints.iter().map(|id| id.step.0).collect::<Vec<_>>();
+    assert_eq!(steps(&world), [21]);
+    lose_both(&mut world);
+    world.run_until_phase(Phase::Waiting);
+    assert!(world.view().explanation.contains("of step 21"), "{}", world.view().explanation);
+    world.told.clear();
+    restore(&mut world, None);
+    world.run_until_phase(Phase::Running);
+    assert!(world.told.iter().any(|line| line.contains(&format!(" at 21 from {from}"))), "{:?}", world.told);
+    world.run_until("its own to be known", |world| steps(world).len() > 1);
+    assert_eq!(steps(&world), [40, 21]);
+}
+
+#[test]
+fn what_workers_of_an_earlier_run_know_is_not_this_runs() {
+    let mut spec = saving(Restore::Act);
+    spec.run.steps = 9;
+    let mut world = World::with_spec(7, spec.clone());
+    world.run_until_phase(Phase::Completed);
+    let (old, ids) = (world.keys()[0].clone(), world.view().checkpoints);
+    assert_ne!(ids, []);
+    spec.run.seed += 1;
+    world.tell(Event::Submit { spec: Box::new(spec) });
+    // It had been writing until now.
+    world.tell(Event::Checkpoints { job: job_name(), worker: old, ids, written: Time(u64::MAX) });
+    assert_eq!(world.view().checkpoints, []);
+}

@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::path::Path;
 
 /// Of what is written; no other is read.
@@ -106,7 +107,8 @@ impl Heading {
         CheckpointId { step: self.step, digest: self.digest.clone() }
     }
 
-    /// Whether a model of this shape has the same units, each of the same numbers. The length of samples does not matter.
+    /// Whether a model of this shape has the same units, each of the same numbers. The length of samples, dropout and
+    /// recomputation do not matter, nor whether the f32 numbers of a unit are used as f32 or as bf16.
     ///
     /// # Errors
     /// What differs, in words.
@@ -123,15 +125,23 @@ impl Heading {
                 ("ffn_block", *ffn_block),
                 ("vocab", *vocab),
                 ("vocab_block", *vocab_block),
-                ("tie_embeddings", u32::from(model.tie_embeddings)),
-                ("bytes of a number", number_bytes(model) as u32),
             ]
         });
-        let differs = ours[0].iter().zip(&ours[1]).find(|(here, wanted)| here != wanted);
-        match differs {
-            None => Ok(()),
-            Some(((name, here), (_, wanted))) => Err(format!("its {name} is {here}, and the job's {wanted}")),
+        let differs = |name, here: &dyn Display, wanted: &dyn Display| {
+            Err(format!("its {name} is {here}, and the job's {wanted}"))
+        };
+        if let Some(((name, here), (_, wanted))) =
+            ours[0].iter().zip(&ours[1]).find(|(here, wanted)| here != wanted)
+        {
+            return differs(*name, here, wanted);
         }
+        if self.model.tie_embeddings != model.tie_embeddings {
+            return differs("tie_embeddings", &self.model.tie_embeddings, &model.tie_embeddings);
+        }
+        if number_bytes(&self.model) != number_bytes(model) {
+            return differs("dtype", &dtype_name(&self.model), &dtype_name(model));
+        }
+        Ok(())
     }
 }
 
@@ -221,6 +231,15 @@ pub(crate) fn number_bytes(model: &ModelSpec) -> usize {
         // The masters of bf16 weights are f32.
         Dtype::F32 | Dtype::Bf16 => 4,
         Dtype::F64 => 8,
+    }
+}
+
+/// As a job file has it.
+fn dtype_name(model: &ModelSpec) -> &'static str {
+    match model.dtype {
+        Dtype::F32 => "f32",
+        Dtype::Bf16 => "bf16",
+        Dtype::F64 => "f64",
     }
 }
 

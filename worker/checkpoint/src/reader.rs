@@ -2,7 +2,7 @@
 
 use crate::codec::Stored;
 use crate::manifest::{Manifest, missing};
-use crate::{CheckpointError, store};
+use crate::{CheckpointError, Store, store};
 use reknit_layout::job::ModelSpec;
 use reknit_layout::{Axis, Units};
 use std::collections::BTreeMap;
@@ -27,7 +27,9 @@ impl Checkpoint {
         if !path.exists() {
             let missing = store::lacks(folder)?;
             if missing == "everything" {
-                return Err(not_one("it has neither a manifest.json nor any part-*.json".to_owned()));
+                let here = "it has neither a manifest.json nor any part-*.json".to_owned();
+                let elsewhere = Store::new(folder).beneath().map(|beneath| format!("{here}; {beneath}"));
+                return Err(not_one(elsewhere.unwrap_or(here)));
             }
             return Err(CheckpointError::Incomplete { path: folder.to_owned(), missing });
         }

@@ -12,6 +12,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// A checkpoint that is being removed has another name first: half of it must not look like one.
 const REMOVED: &str = "removed-";
 pub(crate) const MANIFEST: &str = "manifest.json";
+/// Of folders in an error's text.
+const SHOWN: usize = 5;
 
 /// A job's checkpoints.
 #[derive(Debug, Clone)]
@@ -81,6 +83,26 @@ impl Store {
         }
         found.sort_by(|a, b| (b.written_us, &b.id).cmp(&(a.written_us, &a.id)));
         Ok(found)
+    }
+
+    /// In words, which folders in this one have checkpoints: for whoever finds none here. `None`: no folder has.
+    pub fn beneath(&self) -> Option<String> {
+        let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten();
+        let name = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+        let holds = |entry: &fs::DirEntry| {
+            entries(&entry.path()).any(|inner| name(&inner).parse::<CheckpointId>().is_ok())
+        };
+        let mut folders: Vec<_> = entries(&self.path).filter(holds).map(|entry| name(&entry)).collect();
+        folders.sort();
+        let more = folders.len().saturating_sub(SHOWN);
+        folders.truncate(SHOWN);
+        let list = folders.join(", ");
+        match (folders.len(), more) {
+            (0, _) => None,
+            (1, _) => Some(format!("the folder {list} in it has checkpoints")),
+            (_, 0) => Some(format!("the folders {list} in it have checkpoints")),
+            (_, more) => Some(format!("the folders {list} and {more} more in it have checkpoints")),
+        }
     }
 
     /// The ids of the complete ones, the last written first.

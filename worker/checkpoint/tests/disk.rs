@@ -6,6 +6,7 @@ mod common;
 
 use common::{job, snapshots, split, trained};
 use reknit_checkpoint::{Checkpoint, CheckpointError, Snapshot, Store, job_sha256};
+use reknit_layout::job::{Dtype, ModelSpec};
 use reknit_layout::{JobSpec, Step};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
@@ -126,11 +127,33 @@ fn a_checkpoint_of_another_model_is_refused_with_what_differs() {
     write_all(&store, &ranks);
     let checkpoint = Checkpoint::open(&folder(&store, &ranks)).unwrap();
     let mut other = job.model.clone();
-    other.seq_len = 99;
+    (other.seq_len, other.dropout, other.recompute, other.dtype) = (99, 0.5, true, Dtype::Bf16);
     checkpoint.fits(&other).unwrap();
+    let differs = |change: fn(&mut ModelSpec)| {
+        let mut other = other.clone();
+        change(&mut other);
+        checkpoint.fits(&other).unwrap_err().to_string()
+    };
+    assert!(
+        differs(|model| model.tie_embeddings = true).contains("tie_embeddings is false, and the job's true")
+    );
+    assert!(differs(|model| model.dtype = Dtype::F64).contains("dtype is f32, and the job's f64"));
     other.kv_heads = 12;
     let error = checkpoint.fits(&other).unwrap_err().to_string();
     assert!(error.contains("kv_heads is 6, and the job's 12"), "{error}");
+}
+
+#[test]
+fn the_folder_above_says_which_one_in_it_has_checkpoints() {
+    let (dir, job) = (tempfile::tempdir().unwrap(), job());
+    let above = Store::new(dir.path());
+    std::fs::create_dir(dir.path().join("empty")).unwrap();
+    assert_eq!(above.beneath(), None);
+    for name in ["mine-a", "mine-b"] {
+        write_all(&Store::new(dir.path().join(name)), &ranks(&job, 1));
+    }
+    let error = Checkpoint::open(dir.path()).unwrap_err().to_string();
+    assert!(error.ends_with("any part-*.json; the folders mine-a, mine-b in it have checkpoints"), "{error}");
 }
 
 #[test]

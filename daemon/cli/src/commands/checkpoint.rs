@@ -63,6 +63,9 @@ fn list(folder: &Path, format: Format) -> Result<(), Failure> {
     if found.is_empty() && !folder.is_dir() {
         return Err(Failure::Usage(format!("{}: there is no such folder", folder.display())));
     }
+    if let Some(beneath) = Store::new(folder).beneath().filter(|_| found.is_empty()) {
+        return Err(Failure::Usage(format!("{}: no checkpoint lies here; {beneath}", folder.display())));
+    }
     let mut table = Table::new(["STEP", "WRITTEN", "BYTES", "STATE", "FOLDER"]);
     for Found { id, folder, complete, written_us, bytes, .. } in &found {
         table.row([
@@ -100,19 +103,27 @@ fn verify(folder: &Path, format: Format) -> Result<(), Failure> {
     for problem in &problems {
         tell(problem);
     }
-    let line = match problems.len() {
-        0 => format!("{}: step {step}, {files} files, {bytes} bytes: whole", checkpoint.folder().display()),
-        bad => format!("{}: step {step}: {bad} of {files} files are damaged", checkpoint.folder().display()),
-    };
-    print_lines(&[match format {
-        Format::Table => line.clone(),
-        Format::Json => json!({
-            "folder": checkpoint.folder(), "step": step, "files": files, "bytes": bytes, "whole": problems.is_empty(),
-            "problems": problems,
-        })
-        .to_string(),
-    }])?;
-    if problems.is_empty() { Ok(()) } else { Err(Failure::Failed(line)) }
+    let folder = checkpoint.folder().display();
+    let whole = problems.is_empty();
+    match format {
+        Format::Table if !whole => {}
+        Format::Table => {
+            print_lines(&[format!("{folder}: step {step}, {files} files, {bytes} bytes: whole")])?
+        }
+        Format::Json => {
+            let json = json!({
+                "folder": checkpoint.folder(), "step": step, "files": files, "bytes": bytes, "whole": whole,
+                "problems": problems,
+            });
+            print_lines(&[json.to_string()])?;
+        }
+    }
+    let bad = problems.len();
+    if whole {
+        Ok(())
+    } else {
+        Err(Failure::Failed(format!("{folder}: step {step}: {bad} of {files} files are damaged")))
+    }
 }
 
 fn failed(error: CheckpointError) -> Failure {

@@ -1,10 +1,13 @@
 //! `reknit job`
 
+mod origin;
+
 use crate::admin::{connect, refused};
 use crate::failure::Failure;
 use crate::output::{or_none, print_lines};
 use crate::table::Table;
 use crate::{Format, Remote, files, tell};
+use origin::JobFile;
 use reknit_layout::job::Tokens;
 use reknit_layout::{JobSpec, Layout};
 use reknit_proto::v1::{
@@ -137,17 +140,7 @@ fn prepare(file: &Path, from: Option<&Path>) -> Result<JobSpec, Failure> {
         super::tokenizer::check(&path, spec.model.vocab).map_err(missing)?;
         spec.data.tokenizer = text_of(&path).map_err(missing)?;
     }
-    let unusable = |problem: String| Failure::Usage(format!("{name}: checkpoint: {problem}"));
-    if !spec.checkpoint.dir.is_empty() {
-        spec.checkpoint.dir = text_of(&folder.join(&spec.checkpoint.dir)).map_err(unusable)?;
-    }
-    let named = (!spec.checkpoint.from.is_empty()).then(|| folder.join(&spec.checkpoint.from));
-    if let Some(from) = from.map(Path::to_owned).or(named) {
-        let from = std::path::absolute(&from).map_err(Failure::failed(&name))?;
-        let checkpoint = super::checkpoint::newest_in(&from)?;
-        checkpoint.fits(&spec.model).map_err(|error| unusable(error.to_string()))?;
-        spec.checkpoint.from = text_of(checkpoint.folder()).map_err(unusable)?;
-    }
+    origin::settle(&mut spec, &JobFile { name: &name, text: &text, folder }, from)?;
     Ok(spec)
 }
 

@@ -180,6 +180,7 @@ impl Job {
     pub(crate) fn new(record: JobRecord) -> Self {
         let mut workers = Workers::default();
         workers.seat(&record.places);
+        let checkpoints = Checkpoints::of(&record.spec.checkpoint);
         Self {
             spec: Arc::new(record.spec.clone()),
             ledger: Ledger::new(record.spec.batch.global),
@@ -200,7 +201,7 @@ impl Job {
             losses: BTreeMap::new(),
             strikes: BTreeMap::new(),
             digest_strikes: 0,
-            checkpoints: Checkpoints::default(),
+            checkpoints,
         }
     }
 

@@ -9,7 +9,7 @@ use super::ledger::Ledger;
 use super::{Job, Preparing, Stage};
 use crate::state::Ctx;
 use crate::{Notice, Refusal, Time};
-use reknit_layout::job::Restore;
+use reknit_layout::job::{CheckpointSpec, Restore};
 use reknit_layout::{CheckpointId, Epoch, Step, WorkerKey};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(crate) struct Origin {
 /// What is known of the job's checkpoints.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Checkpoints {
-    /// The complete ones, the last written first, as workers found them.
+    /// The complete ones, the last written first, as workers found them, and behind them the one that the job began with.
     pub(crate) known: Vec<CheckpointId>,
     /// When the first of them was.
     written: Time,
@@ -36,6 +36,10 @@ pub(crate) struct Checkpoints {
 }
 
 impl Checkpoints {
+    pub(crate) fn of(spec: &CheckpointSpec) -> Self {
+        Self { known: spec.origin().into_iter().collect(), ..Self::default() }
+    }
+
     pub(crate) fn newest(&self) -> Option<&CheckpointId> {
         self.known.iter().find(|id| !self.unreadable.contains(id))
     }
@@ -52,24 +56,31 @@ impl Job {
     /// What the next plan starts from if not from what is held: where the job shall go back to, or what it shall begin with.
     pub(crate) fn origin(&self) -> Option<Origin> {
         let checkpoint = &self.spec.checkpoint;
-        if let Some(id) = &self.checkpoints.wish {
-            let folder = format!("{}/{id}", checkpoint.folder(&self.record.name.0)?);
-            return Some(Origin { id: id.clone(), folder: folder.into() });
-        }
-        let from = checkpoint.origin().filter(|_| !self.record.ever_committed)?;
-        Some(Origin { id: from, folder: checkpoint.from.as_str().into() })
+        let first = checkpoint.origin();
+        let id = match &self.checkpoints.wish {
+            Some(wish) => wish.clone(),
+            None => first.clone().filter(|_| !self.record.ever_committed)?,
+        };
+        let folder = if first.as_ref() == Some(&id) {
+            checkpoint.from.clone()
+        } else {
+            format!("{}/{id}", checkpoint.folder(&self.record.name.0)?)
+        };
+        Some(Origin { id, folder: folder.into() })
     }
 
-    /// A worker has looked into the job's folder. One that comes back may have done so long ago.
+    /// A worker has looked into the job's folder. One that comes back may have done so long ago, and one of an earlier run
+    /// under this name knows that run's.
     pub(crate) fn checkpoints_found(
         &mut self,
         ctx: &mut Ctx<'_>,
         key: &WorkerKey,
-        ids: Vec<CheckpointId>,
+        mut ids: Vec<CheckpointId>,
         written: Time,
     ) {
         let late = written < self.checkpoints.written;
-        if self.workers.get(key).is_none() || late || self.checkpoints.known == ids {
+        ids.extend(self.spec.checkpoint.origin());
+        if !self.is_of_this_run(key) || late || self.checkpoints.known == ids {
             return;
         }
         self.checkpoints.written = written;
@@ -84,7 +95,7 @@ impl Job {
     /// A worker could not write its part of the checkpoint of `step`, or not read it. Without a part there is no checkpoint;
     /// training goes on.
     pub(crate) fn no_checkpoint(&mut self, ctx: &mut Ctx<'_>, key: &WorkerKey, step: Step, reason: &str) {
-        if self.workers.get(key).is_none() {
+        if !self.is_of_this_run(key) {
             return;
         }
         let text = format!("no checkpoint of step {step}: {}: {reason}", self.name_of(key));
@@ -101,6 +112,10 @@ impl Job {
         }
         self.checkpoints.unreadable.insert(id);
         self.suspect_plane(ctx, key, None, reason);
+    }
+
+    fn is_of_this_run(&self, key: &WorkerKey) -> bool {
+        self.workers.get(key).is_some() && key.incarnation > self.record.earlier_incarnations
     }
 
     /// An operator's wish.

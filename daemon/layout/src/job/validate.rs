@@ -178,6 +178,14 @@ impl JobSpec {
             )
         })?;
         between("run.steps", self.run.steps, 1, MOST_STEPS)?;
+        let steps = self.run.steps;
+        let origin = checkpoint.origin().map_or(0, |origin| origin.step.0);
+        require(origin < steps, "run.steps", || {
+            format!(
+                "= {steps} leaves nothing to train behind the checkpoint of step {origin} to start from: allowed are more \
+                 steps than it has, counted from the first one on, or an earlier checkpoint"
+            )
+        })?;
         between("run.seed", self.run.seed, 0, MOST_STEPS)
     }
 }
