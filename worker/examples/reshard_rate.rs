@@ -28,7 +28,7 @@ fn main() {
     let job = JobSpec::parse(reknit_layout::job::EXAMPLE, "example").unwrap();
     let mut job = JobSpec { name: "rate".to_owned(), ..job };
     (job.model.hidden, job.model.ffn, job.model.layers) = (384, 1536, 6);
-    let (model, ranks) = (&job.model, [0, 1].map(worker));
+    let model = &job.model;
     let owned: BTreeMap<Axis, Units> =
         model.axes().into_iter().map(|axis| (axis, Units::range(0, model.units(axis.family)))).collect();
     let mut whole = Shard::<f32>::init(model, 1, &owned);
@@ -43,7 +43,7 @@ fn main() {
             [("shm", Transport::Shared), ("unix", Transport::Unix), ("tcp", Transport::Tcp)]
         {
             let epoch = Epoch(round as u64 + 1);
-            let exchange = Exchange { model, epoch, transfers: &transfers, participants: &ranks, chunk };
+            let exchange = Exchange { model, epoch, transfers: &transfers, chunk };
             let planes = [0, 1].map(|_| Arc::new(HostPlane::over(transport, "node", "127.0.0.1").unwrap()));
             let start = Barrier::new(2);
             let (came, took) = thread::scope(|scope| {

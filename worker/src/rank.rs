@@ -285,12 +285,10 @@ impl<T: Real + Element> Rank<T> {
                     "the plan wants state of this worker, which holds none of step {step}"
                 ))
             })?;
-            let participants = comm.members().to_vec();
             let exchange = Exchange {
                 model,
                 epoch: prepare.epoch,
                 transfers: &prepare.transfers,
-                participants: &participants,
                 chunk: self.setting.chunk,
             };
             bytes_received = exchange.run(&mut comm, shard)?;

@@ -79,8 +79,6 @@ pub struct Exchange<'a> {
     pub epoch: Epoch,
     /// Each with its number in the plan.
     pub transfers: &'a [(usize, Transfer)],
-    /// The ranks of the communicator, in order.
-    pub participants: &'a [WorkerKey],
     /// A multiple of 8; the same on all.
     pub chunk: usize,
 }
@@ -91,9 +89,10 @@ impl Exchange<'_> {
     /// # Errors
     /// The exchange is over for all; a part has come, and what is held is as it was.
     pub fn run<T: Real>(&self, comm: &mut Communicator, shard: &mut Shard<T>) -> Result<u64, ReshardError> {
-        let me = &self.participants[comm.rank()];
+        let participants = comm.members();
+        let me = &participants[comm.rank()];
         let pairs = |pair: &dyn Fn(&WorkerKey) -> [WorkerKey; 2]| -> Vec<_> {
-            self.participants.iter().map(|peer| self.rounds::<T>(&pair(peer))).collect()
+            participants.iter().map(|peer| self.rounds::<T>(&pair(peer))).collect()
         };
         let outgoing = pairs(&|peer| [me.clone(), peer.clone()]);
         let incoming = pairs(&|peer| [peer.clone(), me.clone()]);
@@ -124,7 +123,7 @@ impl Exchange<'_> {
             if (&transfer.from, &transfer.to) != (from, to) {
                 continue;
             }
-            let (mut at, end) = (0, payload_len::<T>(self.model, transfer));
+            let (mut at, end) = (0, Shard::<T>::block_len(self.model, transfer.axis, &transfer.units));
             while at < end {
                 if room == 0 {
                     rounds.push(Vec::new());
@@ -145,15 +144,6 @@ impl Exchange<'_> {
 /// The round's pieces of what one worker sends another.
 fn pieces<'a, 'b>(rounds: &'b [Vec<Piece<'a>>], round: usize) -> &'b [Piece<'a>] {
     rounds.get(round).map_or(&[], Vec::as_slice)
-}
-
-fn payload_len<T: Real>(model: &ModelSpec, transfer: &Transfer) -> usize {
-    let parameters = match transfer.axis {
-        Some(axis) => transfer.units.len() as usize * Shard::<T>::unit_len(model, axis.family),
-        None => model.replicated_params() as usize,
-    };
-    // A weight and both Adam moments.
-    parameters * 3 * size_of::<T>()
 }
 
 fn describe(transfer: &Transfer) -> String {

@@ -155,22 +155,13 @@ impl<T: Real> Shard<T> {
             room[..len].copy_from_slice(&bytes[at..at + len]);
             at += len;
         }
-        let expected = self.block_len(axis, units);
+        let expected = Self::block_len(&self.model, axis, units);
         if bytes.len() != expected {
             let came = bytes.len();
             return Err(ArrivalError::Length { axis, units: units.clone(), came, expected });
         }
         self.arrived(axis, units);
         Ok(())
-    }
-
-    /// Bytes of a block.
-    fn block_len(&self, axis: Option<Axis>, units: &Units) -> usize {
-        let values = match axis {
-            Some(axis) => units.len() as usize * Self::unit_len(&self.model, axis.family),
-            None => self.replicated.unit_len,
-        };
-        values * 3 * size_of::<T>()
     }
 
     /// Everything that was to come is here.

@@ -3,6 +3,7 @@
 use crate::Real;
 use crate::shard::{AxisShard, Shard, ShardError};
 use bytemuck::cast_slice;
+use reknit_layout::job::ModelSpec;
 use reknit_layout::{Axis, Units};
 use std::ops::Range;
 
@@ -52,8 +53,18 @@ pub(crate) fn positions_in(all: &Units, units: &Units) -> Result<Vec<usize>, u32
 }
 
 impl<T: Real> Shard<T> {
+    /// Bytes of a block: the units' weights and both Adam moments. No axis stands for the replicated parameters.
+    pub fn block_len(model: &ModelSpec, axis: Option<Axis>, units: &Units) -> usize {
+        let values = match axis {
+            Some(axis) => units.len() as usize * Self::unit_len(model, axis.family),
+            None => model.replicated_params() as usize,
+        };
+        values * 3 * size_of::<T>()
+    }
+
     /// The bytes from `at` on of a block, as far as they lie side by side: of the weights, the first and the second moments of
-    /// all its units, each as the input rows of all units and then the output rows of all. No axis stands for the replicated parameters, which are one such unit.
+    /// all its units, each as the input rows of all units and then the output rows of all. No axis stands for the replicated
+    /// parameters, which are one such unit.
     ///
     /// # Errors
     /// A unit is not on this rank, or the replicated parameters have not come.

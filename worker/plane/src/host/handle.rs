@@ -136,12 +136,7 @@ impl Group for HostGroup {
             self.room.ring();
             return Err(error);
         }
-        match (slot.take(Instant::now()), shared.error()) {
-            (Some(End::Done(_)), Some(error @ PlaneError::Aborted { .. })) => Err(error),
-            (Some(End::Done(_)), Some(_) | None) => Ok(()),
-            (Some(End::Failed) | None, Some(error)) => Err(error),
-            (Some(End::Failed) | None, None) => Err(shared.io("the group is over")),
-        }
+        shared.outcome(slot.take(Instant::now()).unwrap_or(End::Failed)).map(drop)
     }
 
     fn health(&self) -> Option<PlaneError> {

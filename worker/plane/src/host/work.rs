@@ -145,6 +145,17 @@ impl Shared {
         lock(&self.first_error).get_or_insert(error).clone()
     }
 
+    /// What an operation's end is to who waits for it. A peer lost later does not undo what finished before; an abort by
+    /// this rank does.
+    pub(super) fn outcome(&self, end: End) -> Result<Buffer, PlaneError> {
+        match (end, self.error()) {
+            (End::Done(_), Some(error @ PlaneError::Aborted { .. })) => Err(error),
+            (End::Done(buffer), Some(_) | None) => Ok(buffer),
+            (End::Failed, Some(error)) => Err(error),
+            (End::Failed, None) => Err(self.io("the group is over")),
+        }
+    }
+
     pub(super) fn aborted(&self, reason: AbortReason) -> PlaneError {
         PlaneError::Aborted { group: self.name.clone(), reason }
     }
@@ -200,13 +211,7 @@ impl Work for HostWork {
             self.room.ring();
             return Err(error);
         };
-        // A peer lost later does not undo what finished before; an abort by this rank does.
-        match (end, shared.error()) {
-            (End::Done(_), Some(error @ PlaneError::Aborted { .. })) => Err(error),
-            (End::Done(buffer), Some(_) | None) => Ok(buffer),
-            (End::Failed, Some(error)) => Err(error),
-            (End::Failed, None) => Err(shared.io("the group is over")),
-        }
+        shared.outcome(end)
     }
 
     fn is_done(&self) -> bool {

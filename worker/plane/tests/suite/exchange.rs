@@ -1,6 +1,6 @@
 //! What every data plane must do with memory that is lent to it.
 
-use super::{PATIENCE, ranks};
+use super::{PATIENCE, rank_1_aborted, ranks};
 use reknit_plane::{AbortReason, Buffer, Lent, Op, Plane, PlaneError, Reduce};
 use std::thread;
 use std::time::Duration;
@@ -150,18 +150,6 @@ fn abort_at_any_moment(planes: &[Box<dyn Plane>]) {
                 }
             })
         });
-        for (rank, error) in errors.into_iter().enumerate() {
-            let expected = match &error {
-                PlaneError::Aborted { reason: AbortReason::Sibling, .. } => rank == 1,
-                PlaneError::PeerLeft { .. } => rank != 1,
-                PlaneError::PeerLost { .. }
-                | PlaneError::Deadline { .. }
-                | PlaneError::Aborted { .. }
-                | PlaneError::Mismatch { .. }
-                | PlaneError::Handshake { .. }
-                | PlaneError::Io { .. } => false,
-            };
-            assert!(expected, "rank {rank}: {error}");
-        }
+        rank_1_aborted(errors);
     }
 }

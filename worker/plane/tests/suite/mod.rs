@@ -400,6 +400,24 @@ fn abort_unblocks_wait(planes: &[Box<dyn Plane>]) {
     assert!(matches!(&error, PlaneError::PeerLeft { rank, .. } if *rank != 1), "{error}");
 }
 
+/// Rank 1 knows that it aborted, and all others that somebody left by itself.
+fn rank_1_aborted(errors: Vec<PlaneError>) {
+    use reknit_plane::AbortReason;
+    for (rank, error) in errors.into_iter().enumerate() {
+        let expected = match &error {
+            PlaneError::Aborted { reason: AbortReason::Sibling, .. } => rank == 1,
+            PlaneError::PeerLeft { .. } => rank != 1,
+            PlaneError::PeerLost { .. }
+            | PlaneError::Deadline { .. }
+            | PlaneError::Aborted { .. }
+            | PlaneError::Mismatch { .. }
+            | PlaneError::Handshake { .. }
+            | PlaneError::Io { .. } => false,
+        };
+        assert!(expected, "rank {rank}: {error}");
+    }
+}
+
 /// Whatever a rank is amid when it aborts, all operations of all ranks end, soon, and the next group works.
 fn abort_at_any_moment(planes: &[Box<dyn Plane>]) {
     use reknit_plane::AbortReason;
@@ -437,19 +455,7 @@ fn abort_at_any_moment(planes: &[Box<dyn Plane>]) {
                 error
             })
         });
-        for (rank, error) in errors.into_iter().enumerate() {
-            let expected = match &error {
-                PlaneError::Aborted { reason: AbortReason::Sibling, .. } => rank == 1,
-                PlaneError::PeerLeft { .. } => rank != 1,
-                PlaneError::PeerLost { .. }
-                | PlaneError::Deadline { .. }
-                | PlaneError::Aborted { .. }
-                | PlaneError::Mismatch { .. }
-                | PlaneError::Handshake { .. }
-                | PlaneError::Io { .. } => false,
-            };
-            assert!(expected, "rank {rank}: {error}");
-        }
+        rank_1_aborted(errors);
     }
 }
 
