@@ -7,11 +7,10 @@ use reknit_layout::job::RunSpec;
 use reknit_layout::{Axis, Epoch, JobSpec, Place, Step, Units};
 use reknit_model::Shard;
 
-use reknit_worker::abort::Aborts;
-use reknit_worker::control::{self, Desk};
+use reknit_worker::control;
 use reknit_worker::messages::{Order, Report};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 fn saving(dir: &Path, tensor: u32, steps: u64) -> JobSpec {
@@ -157,15 +156,7 @@ fn a_job_is_complete_when_its_last_checkpoint_is() {
     let mut crew = Crew::<f64>::hired(alone);
     let orders = crew.plan(true).unwrap();
     let seat = crew.dismiss(Place::new(0, 0, 0));
-    let desk = Desk {
-        worker: seat.worker.clone(),
-        plane: Arc::clone(&seat.plane),
-        aborts: Arc::new(Aborts::new(Arc::clone(&seat.plane))),
-        status: Arc::default(),
-        outbox: Arc::default(),
-        threads: reknit_model::Team::alone(),
-        summons: Arc::default(),
-    };
+    let desk = seat.desk();
     let (sender, inbox) = mpsc::sync_channel(8);
     let prepare = orders.of(&seat.worker);
     let deadline = Instant::now() + Duration::from_secs(60);

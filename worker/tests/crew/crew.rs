@@ -9,6 +9,7 @@ use reknit_model::Real;
 use reknit_plane::host::HostPlane;
 use reknit_plane::{Element, Plane, Ticket};
 use reknit_worker::abort::Aborts;
+use reknit_worker::control::Desk;
 use reknit_worker::messages::{Committed, Participant, Phase, Prepare, StepVote, Timeouts, WorkerState};
 use reknit_worker::pace::Pace;
 use reknit_worker::rank::{Rank, Setting};
@@ -34,6 +35,21 @@ pub(crate) struct Seat<T: Real + Element> {
     pub(crate) trigger: Arc<Trigger>,
     /// An error in the last run.
     pub(crate) failed: Option<String>,
+}
+
+impl<T: Real + Element> Seat<T> {
+    /// What a worker's own loop needs to take its place.
+    pub(crate) fn desk(&self) -> Desk {
+        Desk {
+            worker: self.worker.clone(),
+            plane: Arc::clone(&self.plane),
+            aborts: Arc::new(Aborts::new(Arc::clone(&self.plane))),
+            status: Arc::default(),
+            outbox: Arc::default(),
+            threads: reknit_model::Team::alone(),
+            summons: Arc::default(),
+        }
+    }
 }
 
 pub(crate) struct Crew<T: Real + Element> {

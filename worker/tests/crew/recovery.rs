@@ -5,8 +5,7 @@ use crate::fault::{Fault, How};
 use reknit_layout::{Epoch, Partitions, Place, Step, SyncColumns};
 use reknit_model::Real;
 use reknit_plane::{AbortReason, Element};
-use reknit_worker::abort::Aborts;
-use reknit_worker::control::{self, Desk};
+use reknit_worker::control;
 use reknit_worker::messages::{Order, Phase, Prepare, Report};
 use reknit_worker::session::Outbox;
 use std::io::Write;
@@ -475,15 +474,7 @@ fn a_preparation_that_waits_for_peers_is_known_by_its_epoch_and_can_be_closed() 
     orders.epoch = Epoch(7);
     let seat = crew.dismiss(Place::new(0, 0, 1));
     let prepare = orders.of(&seat.worker);
-    let desk = Desk {
-        worker: seat.worker.clone(),
-        plane: Arc::clone(&seat.plane),
-        aborts: Arc::new(Aborts::new(Arc::clone(&seat.plane))),
-        status: Arc::default(),
-        outbox: Arc::default(),
-        threads: reknit_model::Team::alone(),
-        summons: Arc::default(),
-    };
+    let desk = seat.desk();
     let until = |phase: Phase| {
         let deadline = Instant::now() + TIMEOUTS.join / 2;
         while desk.status.state().phase != phase {
