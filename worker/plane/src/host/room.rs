@@ -50,9 +50,7 @@ enum Phase {
 #[derive(Debug)]
 struct Inside {
     phase: Phase,
-    /// A waiting thread moves the data and hears of all events.
-    driven: bool,
-    /// The engine does not hear of them: it would only get in the way of the driver.
+    /// The engine does not hear of events: it would only get in the way of the driver.
     unwatched: bool,
     stopping: bool,
 }
@@ -64,8 +62,9 @@ pub(super) struct Room {
     /// Submitted and not seen yet by who moves the data.
     inbox: Mutex<Vec<Task>>,
     inside: Mutex<Inside>,
-    /// A thread is about to drive: the engine leaves the group to it.
-    claimed: AtomicBool,
+    /// A waiting thread moves the data and hears of all events, or is about to: the engine leaves the group to it. Given up
+    /// under the lock of what is inside, and taken without: whoever has that lock shall not keep it.
+    driven: AtomicBool,
     spin: Duration,
     /// Readable when the bell was rung or a socket has news.
     pub(super) epoll: OwnedFd,
@@ -99,11 +98,10 @@ impl Room {
             inbox: Mutex::default(),
             inside: Mutex::new(Inside {
                 phase: Phase::Open(Box::new(member)),
-                driven: false,
                 unwatched: false,
                 stopping: false,
             }),
-            claimed: AtomicBool::new(false),
+            driven: AtomicBool::new(false),
             spin,
             epoll,
             bell,
@@ -120,7 +118,7 @@ impl Room {
         self.hub.alarm(task.deadline);
         lock(&self.inbox).push(task);
         if let Ok(mut inside) = self.inside.try_lock()
-            && !inside.driven
+            && !self.is_driven()
             && self.advance(&mut inside, None) == State::Idle
             && self.sleep(&mut inside)
         {
@@ -139,27 +137,23 @@ impl Room {
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let inbox = lock(&self.inbox).iter().map(|task| task.deadline).min();
-        let inside = match &lock(&self.inside).phase {
-            Phase::Open(member) => member.next_deadline(),
-            Phase::Parting(parting) => Some(parting.until),
-            Phase::Over => None,
-        };
+        let inside = lock(&self.inside).next_deadline();
         inbox.into_iter().chain(inside).min()
     }
 
     /// A turn by the engine.
     pub(super) fn serve(&self) -> State {
         let mut inside = lock(&self.inside);
-        if inside.driven || self.claimed.load(Ordering::Relaxed) {
+        if self.is_driven() {
             self.unwatch(&mut inside);
             return State::Idle;
         }
-        self.collect(&mut inside, &mut Vec::with_capacity(EVENTS), Duration::ZERO);
+        self.collect(&mut inside, &mut Vec::with_capacity(EVENTS));
         let state = self.advance(&mut inside, None);
         match state {
             State::Idle if !self.sleep(&mut inside) => State::More,
-            // Who claimed it meanwhile goes on.
-            State::More if self.claimed.load(Ordering::Relaxed) => State::Idle,
+            // Who has begun to drive meanwhile goes on.
+            State::More if self.is_driven() => State::Idle,
             State::Idle | State::More | State::Over => state,
         }
     }
@@ -169,12 +163,10 @@ impl Room {
     ///
     /// An operation with lent memory moves here only, and has ended when this returns true, whatever `until` says.
     pub(super) fn drive(&self, slot: &Slot, until: Instant, mut lent: Lending<'_, '_>) -> bool {
-        let first = !self.claimed.swap(true, Ordering::Relaxed);
-        let mut inside = lock(&self.inside);
-        if !first || inside.driven {
+        if self.driven.swap(true, Ordering::Relaxed) {
             return false;
         }
-        inside.driven = true;
+        let mut inside = lock(&self.inside);
         inside.wake();
         let mut events = Vec::with_capacity(EVENTS);
         let mut spin_until = None;
@@ -195,7 +187,7 @@ impl Room {
                 std::hint::spin_loop();
                 inside = lock(&self.inside);
                 if look {
-                    self.collect(&mut inside, &mut events, Duration::ZERO);
+                    self.collect(&mut inside, &mut events);
                 }
             } else {
                 self.unwatch(&mut inside);
@@ -210,8 +202,7 @@ impl Room {
                 spin_until = None;
             }
         };
-        inside.driven = false;
-        self.claimed.store(false, Ordering::Relaxed);
+        self.driven.store(false, Ordering::Relaxed);
         if state == State::More || !self.sleep(&mut inside) || state == State::Over {
             self.ring();
         }
@@ -219,6 +210,10 @@ impl Room {
             let _ = self.hub.watch(self, true);
         }
         true
+    }
+
+    fn is_driven(&self) -> bool {
+        self.driven.load(Ordering::Relaxed)
     }
 
     /// From now on until the driver is done. Only once it looks for events: an operation often ends before that, and each
@@ -282,8 +277,8 @@ impl Room {
         }
     }
 
-    fn collect(&self, inside: &mut Inside, events: &mut Vec<epoll::Event>, timeout: Duration) {
-        self.wait(events, timeout);
+    fn collect(&self, inside: &mut Inside, events: &mut Vec<epoll::Event>) {
+        self.wait(events, Duration::ZERO);
         inside.notice(events);
         inside.wake();
     }
