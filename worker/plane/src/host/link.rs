@@ -1,7 +1,7 @@
 //! One rank's end of the connection to one peer: frames over a wire. Never blocks.
 
 use super::frame::{Cause, Frame, HEADER, SEGMENT, Stamp};
-use super::wire::{Wire, WireError};
+use super::wire::Wire;
 use crate::PlaneError;
 use rustix::io::Errno;
 
@@ -12,22 +12,12 @@ const STAGE: usize = 16 << 10;
 #[derive(Debug)]
 pub(super) enum LinkError {
     Closed,
+    /// The peer's process has come to its end.
     Died,
     Broken(Errno),
     /// The peer said so.
     Left(Cause),
     Garbage(String),
-}
-
-impl From<WireError> for LinkError {
-    fn from(error: WireError) -> Self {
-        match error {
-            WireError::Closed => LinkError::Closed,
-            WireError::Died => LinkError::Died,
-            WireError::Broken(errno) => LinkError::Broken(errno),
-            WireError::Garbage(detail) => LinkError::Garbage(detail),
-        }
-    }
 }
 
 impl LinkError {
@@ -152,17 +142,17 @@ impl Link {
     /// Writes from two pieces in turn. Zero when there is no room.
     pub(super) fn write(&mut self, head: &[u8], body: &[u8]) -> Result<usize, LinkError> {
         self.wire.write(head, body).map_err(|error| match error {
-            WireError::Closed | WireError::Died | WireError::Broken(_) => self.last_words(error),
-            WireError::Garbage(_) => error.into(),
+            LinkError::Closed | LinkError::Died | LinkError::Broken(_) => self.last_words(error),
+            LinkError::Left(_) | LinkError::Garbage(_) => error,
         })
     }
 
     /// A peer that gave up may have said why before its end of the connection closed.
-    fn last_words(&mut self, error: WireError) -> LinkError {
+    fn last_words(&mut self, error: LinkError) -> LinkError {
         self.wire.look_again();
         match self.peek() {
             Err(said) => said,
-            Ok(_) => error.into(),
+            Ok(_) => error,
         }
     }
 

@@ -1,6 +1,7 @@
 //! How bytes get to a peer and from it: a socket, with shared memory beside it where the two ranks have some.
 
 use super::life::Sign;
+use super::link::LinkError;
 use super::offer::Near;
 use super::ring::Ring;
 use rustix::io::Errno;
@@ -8,16 +9,6 @@ use rustix::net::{AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, recv
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-
-/// What ends a connection, as far as this rank can see.
-#[derive(Debug)]
-pub(super) enum WireError {
-    Closed,
-    /// The peer's process has come to its end.
-    Died,
-    Broken(Errno),
-    Garbage(String),
-}
 
 /// Never blocks. Readiness of the socket is edge-triggered: a flag stays up until the socket says that it would block.
 #[derive(Debug)]
@@ -74,11 +65,11 @@ impl Wire {
     }
 
     /// Zero when nothing is there yet; the end of the stream is an error.
-    pub(super) fn read(&mut self, into: &mut [u8]) -> Result<usize, WireError> {
+    pub(super) fn read(&mut self, into: &mut [u8]) -> Result<usize, LinkError> {
         let Some(Near { ring, .. }) = self.near.as_deref_mut() else {
             return receive(&self.socket, into, &mut self.readable, self.hung_up);
         };
-        let garbage = |error| WireError::Garbage(format!("{error}"));
+        let garbage = |error| LinkError::Garbage(format!("{error}"));
         let count = ring.read(into, &self.socket).map_err(garbage)?;
         if count > 0 || !self.readable {
             return Ok(count);
@@ -88,7 +79,7 @@ impl Wire {
                 // Calls to wake up.
                 Ok(1..) => continue,
                 Ok(0) if !self.died => return Ok(0),
-                Ok(0) => WireError::Died,
+                Ok(0) => LinkError::Died,
                 Err(end) => end,
             };
             // What it wrote before its end is still there.
@@ -100,14 +91,14 @@ impl Wire {
     }
 
     /// Writes from two pieces in turn. Zero when there is no room.
-    pub(super) fn write(&mut self, head: &[u8], body: &[u8]) -> Result<usize, WireError> {
+    pub(super) fn write(&mut self, head: &[u8], body: &[u8]) -> Result<usize, LinkError> {
         match self.near.as_deref_mut() {
             None => self.send(head, body),
             Some(Near { ring, .. }) => {
                 let mut count = 0;
                 for piece in [head, body] {
                     let written = ring.write(piece, &self.socket);
-                    let written = written.map_err(|error| WireError::Garbage(error.to_string()))?;
+                    let written = written.map_err(|error| LinkError::Garbage(error.to_string()))?;
                     count += written;
                     if written < piece.len() {
                         break;
@@ -115,14 +106,14 @@ impl Wire {
                 }
                 // Nobody will ever make room.
                 if count == 0 && self.hung_up {
-                    return Err(WireError::Closed);
+                    return Err(LinkError::Closed);
                 }
                 Ok(count)
             }
         }
     }
 
-    fn send(&mut self, head: &[u8], body: &[u8]) -> Result<usize, WireError> {
+    fn send(&mut self, head: &[u8], body: &[u8]) -> Result<usize, LinkError> {
         if !self.writable {
             return Ok(0);
         }
@@ -141,7 +132,7 @@ impl Wire {
                 }
                 Err(errno) => {
                     self.writable = false;
-                    return Err(WireError::Broken(errno));
+                    return Err(LinkError::Broken(errno));
                 }
             }
         }
@@ -154,14 +145,14 @@ fn receive(
     into: &mut [u8],
     readable: &mut bool,
     hung_up: bool,
-) -> Result<usize, WireError> {
+) -> Result<usize, LinkError> {
     if !*readable {
         return Ok(0);
     }
     let wanted = into.len();
     loop {
         match recv(socket, &mut *into, RecvFlags::empty()) {
-            Ok((0, _)) => return Err(WireError::Closed),
+            Ok((0, _)) => return Err(LinkError::Closed),
             Ok((count, _)) => {
                 *readable = count == wanted || hung_up;
                 return Ok(count);
@@ -171,7 +162,7 @@ fn receive(
                 *readable = false;
                 return Ok(0);
             }
-            Err(errno) => return Err(WireError::Broken(errno)),
+            Err(errno) => return Err(LinkError::Broken(errno)),
         }
     }
 }
