@@ -45,10 +45,6 @@ impl Group for LinkGroup {
         self.group.size()
     }
 
-    fn epoch(&self) -> u64 {
-        self.group.epoch()
-    }
-
     fn submit(&mut self, op: Op, deadline: Duration) -> Box<dyn Work> {
         let bytes = match &op {
             Op::AllReduce { buffer, .. } => buffer.as_bytes().len(),

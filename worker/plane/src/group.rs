@@ -122,7 +122,6 @@ pub trait Work: Send {
 pub trait Group: Send {
     fn rank(&self) -> usize;
     fn size(&self) -> usize;
-    fn epoch(&self) -> u64;
     /// Queues an operation. Operations run in order; every rank must submit the same ones in the same order
     /// (`Send` and `Recv` only on the two ranks concerned).
     fn submit(&mut self, op: Op, deadline: Duration) -> Box<dyn Work>;
@@ -139,7 +138,7 @@ pub trait Group: Send {
 
 impl fmt::Debug for dyn Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Group(rank {} of {}, epoch {})", self.rank(), self.size(), self.epoch())
+        write!(f, "Group(rank {} of {})", self.rank(), self.size())
     }
 }
 

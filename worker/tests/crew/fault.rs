@@ -128,10 +128,6 @@ impl Group for FaultGroup {
         self.group.size()
     }
 
-    fn epoch(&self) -> u64 {
-        self.group.epoch()
-    }
-
     fn submit(&mut self, op: Op, deadline: Duration) -> Box<dyn Work> {
         let lost = || PlaneError::Aborted { group: self.name.clone(), reason: AbortReason::Leaving };
         match self.trigger.due(&self.name, name(&op)) {

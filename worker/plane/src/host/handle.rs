@@ -107,10 +107,6 @@ impl Group for HostGroup {
         self.room.shared.size
     }
 
-    fn epoch(&self) -> u64 {
-        self.room.shared.epoch
-    }
-
     fn submit(&mut self, op: Op, deadline: Duration) -> Box<dyn Work> {
         let limit = deadline.min(LONGEST);
         let slot = Arc::new(Slot::default());
