@@ -4,7 +4,7 @@
 mod exchange;
 mod stress;
 
-use reknit_plane::{Buffer, Element, Group, GroupSpec, Op, Plane, PlaneError, Reduce, Ticket};
+use reknit_plane::{AbortReason, Buffer, Element, Group, GroupSpec, Op, Plane, PlaneError, Reduce, Ticket};
 use std::ops::Range;
 use std::sync::Barrier;
 use std::thread;
@@ -379,7 +379,6 @@ fn deadline(planes: &[Box<dyn Plane>]) {
 }
 
 fn abort_unblocks_wait(planes: &[Box<dyn Plane>]) {
-    use reknit_plane::AbortReason;
     if planes.len() < 2 {
         return;
     }
@@ -391,36 +390,26 @@ fn abort_unblocks_wait(planes: &[Box<dyn Plane>]) {
     aborter.abort(AbortReason::Sibling);
     aborter.abort(AbortReason::Leaving);
     let error = waiting.join().unwrap().unwrap_err();
-    assert!(
-        matches!(error, PlaneError::Aborted { reason: AbortReason::Sibling, .. }),
-        "the first reason stays: {error}"
-    );
+    assert!(aborted(&error), "the first reason stays: {error}");
     let error = groups[1].submit(Op::Barrier, PATIENCE).wait().unwrap_err();
     // Another rank may have heard of it sooner and left in its turn.
     assert!(matches!(&error, PlaneError::PeerLeft { rank, .. } if *rank != 1), "{error}");
 }
 
-/// Rank 1 knows that it aborted, and all others that somebody left by itself.
-fn rank_1_aborted(errors: Vec<PlaneError>) {
-    use reknit_plane::AbortReason;
+/// Rank `leaver` knows its own reason, and all others that somebody left by itself.
+fn left_by_itself(errors: Vec<PlaneError>, leaver: usize, knows: impl Fn(&PlaneError) -> bool) {
     for (rank, error) in errors.into_iter().enumerate() {
-        let expected = match &error {
-            PlaneError::Aborted { reason: AbortReason::Sibling, .. } => rank == 1,
-            PlaneError::PeerLeft { .. } => rank != 1,
-            PlaneError::PeerLost { .. }
-            | PlaneError::Deadline { .. }
-            | PlaneError::Aborted { .. }
-            | PlaneError::Mismatch { .. }
-            | PlaneError::Handshake { .. }
-            | PlaneError::Io { .. } => false,
-        };
-        assert!(expected, "rank {rank}: {error}");
+        let left = matches!(error, PlaneError::PeerLeft { .. });
+        assert!(if rank == leaver { knows(&error) } else { left }, "rank {rank}: {error}");
     }
+}
+
+fn aborted(error: &PlaneError) -> bool {
+    matches!(error, PlaneError::Aborted { reason: AbortReason::Sibling, .. })
 }
 
 /// Whatever a rank is amid when it aborts, all operations of all ranks end, soon, and the next group works.
 fn abort_at_any_moment(planes: &[Box<dyn Plane>]) {
-    use reknit_plane::AbortReason;
     if planes.len() < 2 {
         return;
     }
@@ -455,12 +444,11 @@ fn abort_at_any_moment(planes: &[Box<dyn Plane>]) {
                 error
             })
         });
-        rank_1_aborted(errors);
+        left_by_itself(errors, 1, aborted);
     }
 }
 
 fn abort_unblocks_join(planes: &[Box<dyn Plane>]) {
-    use reknit_plane::AbortReason;
     if planes.len() < 2 {
         return;
     }
