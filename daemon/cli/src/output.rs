@@ -36,7 +36,7 @@ pub(crate) fn print_lines(lines: &[String]) -> Result<(), Failure> {
     }
 }
 
-/// One line on stderr that is written over and over, if somebody sees it.
+/// One line on stderr that is written over and over, if somebody sees it. It is gone when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Progress {
     seen: bool,
@@ -55,7 +55,15 @@ impl Progress {
         }
     }
 
-    pub(crate) fn end(&self) {
+    /// A line that stays, whoever sees it.
+    pub(crate) fn note(&self, text: &str) {
+        self.show("");
+        let _ = writeln!(std::io::stderr(), "{text}");
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
         self.show("");
     }
 }

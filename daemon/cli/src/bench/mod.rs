@@ -4,7 +4,6 @@ mod daemon;
 mod job;
 mod plane;
 mod planner;
-mod progress;
 mod recovery;
 mod spread;
 mod train;

@@ -1,10 +1,9 @@
 //! `reknit bench planner`: a job of N GPUs loses one, again and again from its nominal layout.
 
 use super::job::OPTIMIZER;
-use super::progress::Progress;
 use super::spread::Spread;
 use crate::failure::Failure;
-use crate::output::{Format, bytes_text, print_lines};
+use crate::output::{Format, Progress, bytes_text, print_lines};
 use crate::plan::{State, worker};
 use crate::table::Table;
 use reknit_layout::job::{
@@ -76,8 +75,8 @@ pub(crate) fn run(args: &PlannerArgs) -> Result<(), Failure> {
 
 fn measure(gpus: u32, runs: u32) -> Result<Measured, Failure> {
     let job = job(gpus / REPLICA);
-    let progress = Progress::start();
-    progress.tell("nominal layout");
+    let progress = Progress::default();
+    progress.show("nominal layout");
     let topology = Topology::nominal(&job);
     let before = State::nominal(&job, &topology)?;
     let members = before.seats.iter().map(|(place, gpu)| (place, worker(gpu.clone())));
@@ -86,7 +85,7 @@ fn measure(gpus: u32, runs: u32) -> Result<Measured, Failure> {
     let mut bytes_planned = 0;
     let mut last = None;
     for run in 0..runs {
-        progress.tell(&format!("loss {} of {runs}", run + 1));
+        progress.show(&format!("loss {} of {runs}", run + 1));
         let gone: BTreeSet<_> = before.seats.get(lost(gpus, run, runs)).cloned().into_iter().collect();
         let mut known = known.clone();
         let start = Instant::now();
@@ -95,7 +94,7 @@ fn measure(gpus: u32, runs: u32) -> Result<Measured, Failure> {
         bytes_planned = bytes_planned.max(plan.bytes_moved);
         last = Some(plan);
     }
-    progress.tell("next losses");
+    progress.show("next losses");
     let start = Instant::now();
     for (plan, k) in last.iter().flat_map(|plan| [(plan, 1), (plan, 2)]) {
         black_box(contingency(&plan.layout, &topology, k));

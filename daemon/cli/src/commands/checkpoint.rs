@@ -41,7 +41,7 @@ pub(crate) fn run(command: &CheckpointCommand) -> Result<(), Failure> {
             let checkpoint = newest_in(folder)?;
             let progress = Progress::default();
             let tensors = export::export(&checkpoint, out, |name| progress.show(name)).map_err(failed)?;
-            progress.end();
+            drop(progress);
             let step = checkpoint.manifest().heading.step;
             print_lines(&[format!("{}: {tensors} tensors of step {step}", out.display())])
         }
@@ -97,7 +97,7 @@ fn verify(folder: &Path, format: Format) -> Result<(), Failure> {
         progress.show(&format!("{done} of {all} files"));
         problems.extend(problem.map(ToString::to_string));
     });
-    progress.end();
+    drop(progress);
     let manifest = checkpoint.manifest();
     let (step, files, bytes) = (manifest.heading.step, manifest.files.len(), manifest.bytes());
     for problem in &problems {

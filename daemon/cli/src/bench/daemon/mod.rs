@@ -21,7 +21,7 @@ use reknit_layout::JobSpec;
 use reknit_layout::job::Dtype;
 use reknit_proto::v1::SubmitJobRequest;
 use reknit_proto::v1::admin_client::AdminClient;
-use report::{Measured, Recovery, Spread};
+use report::{Measured, Percentiles, Recovery};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -256,7 +256,7 @@ impl Bench {
             agent_reports_per_s: per_second(before.0, after.0),
             worker_reports_per_s: per_second(before.1, after.1),
             core_share: (cpu.as_secs_f64() / elapsed * 1e3).round() / 1e3,
-            wait_ms: Spread::of(waits),
+            wait_ms: Percentiles::of(waits),
         })
     }
 
@@ -302,12 +302,12 @@ impl Bench {
         let asked = self.asker.take();
         Ok(Recovery {
             halted: stopped.len(),
-            halt_ms: Spread::of(stopped),
-            prepared_ms: Spread::of(prepared),
+            halt_ms: Percentiles::of(stopped),
+            prepared_ms: Percentiles::of(prepared),
             prepare_bytes: tally.prepare_bytes / (tally.prepares.len() as u64).max(1),
-            resumed_ms: Spread::of(resumed),
-            resume_fan_out_ms: Spread::of(fan_out),
-            wait_ms: Spread::of(asked),
+            resumed_ms: Percentiles::of(resumed),
+            resume_fan_out_ms: Percentiles::of(fan_out),
+            wait_ms: Percentiles::of(asked),
         })
     }
 

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 /// How a time is spread over many, in milliseconds.
 #[derive(Debug, Default, Serialize)]
-pub(super) struct Spread {
+pub(super) struct Percentiles {
     p50: f64,
     p99: f64,
     max: f64,
 }
 
-impl Spread {
+impl Percentiles {
     pub(super) fn of(mut times: Vec<Duration>) -> Self {
         times.sort_unstable();
         let at = |share: f64| {
@@ -36,7 +36,7 @@ pub(super) struct Load {
     /// 1: the whole core.
     pub(super) core_share: f64,
     /// From a small question to the daemon's loop to its answer.
-    pub(super) wait_ms: Spread,
+    pub(super) wait_ms: Percentiles,
 }
 
 /// Times since the fault, or since the first worker was asked to pause.
@@ -44,14 +44,14 @@ pub(super) struct Load {
 pub(super) struct Recovery {
     /// Workers that were told to stop.
     pub(super) halted: usize,
-    pub(super) halt_ms: Spread,
-    pub(super) prepared_ms: Spread,
+    pub(super) halt_ms: Percentiles,
+    pub(super) prepared_ms: Percentiles,
     /// Of one order to prepare, on average.
     pub(super) prepare_bytes: u64,
-    pub(super) resumed_ms: Spread,
+    pub(super) resumed_ms: Percentiles,
     /// Since the first resumed.
-    pub(super) resume_fan_out_ms: Spread,
-    pub(super) wait_ms: Spread,
+    pub(super) resume_fan_out_ms: Percentiles,
+    pub(super) wait_ms: Percentiles,
 }
 
 #[derive(Debug, Serialize)]
@@ -94,7 +94,7 @@ impl Measured {
             format!("start    all workers train {:.0} ms after the job came", self.started_ms),
         ];
         let mut table = Table::new(["", "P50", "P99", "MAX"]);
-        let mut row = |name: String, spread: &Spread| {
+        let mut row = |name: String, spread: &Percentiles| {
             let [p50, p99, max] = spread.cells();
             table.row([name, p50, p99, max]);
         };

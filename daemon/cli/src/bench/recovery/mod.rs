@@ -8,10 +8,9 @@ mod job;
 mod stand_in;
 mod trial;
 
-use super::progress::Progress;
 use crate::failure::Failure;
 use crate::local::{Cluster, Ground, Interrupts, on_cluster};
-use crate::output::{Format, print_lines};
+use crate::output::{Format, Progress, print_lines};
 use figures::Figures;
 use std::time::Duration;
 use trial::Trial;
@@ -70,7 +69,7 @@ pub(crate) async fn run(args: &RecoveryArgs) -> Result<(), Failure> {
     let folder = tempfile::tempdir().map_err(Failure::failed("no temporary folder could be made"))?;
     let spec = job::spec(args, &job::text(folder.path())?)?;
     let mut interrupts = Interrupts::listen()?;
-    let progress = Progress::start();
+    let progress = Progress::default();
     let hold = if args.leave { Duration::from_secs(24 * 3600) } else { REJOIN_HOLD };
     let ground = Ground { nodes: args.data, gpus: args.tensor, rejoin_hold: hold };
     let work = async |cluster: &mut Cluster| {

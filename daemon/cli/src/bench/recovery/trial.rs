@@ -4,9 +4,9 @@ use super::Blow;
 use super::job::NAME;
 use super::stand_in::StandIn;
 use crate::admin::{Admin, refused};
-use crate::bench::progress::Progress;
 use crate::failure::Failure;
 use crate::local::{Cluster, FaultKind, Feed, Phases, Record, Woken, now_us};
+use crate::output::Progress;
 use reknit_layout::{JobSpec, Place};
 use reknit_proto::v1::job_event::Event;
 use reknit_proto::v1::{GetJobRequest, JobEvent, StopJobRequest, SubmitJobRequest, WorkerChanged};
@@ -107,7 +107,7 @@ impl<'a> Trial<'a> {
         blow: Blow,
         progress: &'a Progress,
     ) -> Result<Self, Failure> {
-        progress.tell("the cluster starts");
+        progress.show("the cluster starts");
         cluster.start().await?;
         let mut admin = cluster.admin()?;
         let feed = Feed::open(&mut admin, LIMIT).await?;
@@ -133,7 +133,7 @@ impl<'a> Trial<'a> {
         let mut losses = Vec::new();
         for number in 0..repeats {
             let place = self.places[number as usize % self.places.len()];
-            self.progress.tell(&format!("loss {} of {repeats}: {place}", number + 1));
+            self.progress.show(&format!("loss {} of {repeats}: {place}", number + 1));
             self.settle(SETTLED).await?;
             let (mut loss, times) = self.lose(place, f64::from(number) * GOLDEN).await?;
             let comeback = self.comeback(times).await?;
@@ -152,7 +152,7 @@ impl<'a> Trial<'a> {
     /// Loses one worker for good; something else has its share of the cores from then on, as large as it was.
     pub(super) async fn leave(mut self) -> Result<Seen, Failure> {
         let place = self.places[self.places.len() - 1];
-        self.progress.tell("the whole job trains");
+        self.progress.show("the whole job trains");
         self.settle(SETTLED).await?;
         let (_, pid, _) = self.worker_at(place).await?;
         let (computed, start) = (self.processor_time(pid)?, Instant::now());
@@ -162,7 +162,7 @@ impl<'a> Trial<'a> {
         let (loss, _) = self.lose(place, GOLDEN).await?;
         let stand_in = StandIn::start(lost_cores);
         let stand_in = stand_in.map_err(Failure::failed("a thread could not be started"))?;
-        self.progress.tell(&format!("the job trains without {place}"));
+        self.progress.show(&format!("the job trains without {place}"));
         self.settle(SETTLED + MEASURED).await?;
         let after = self.tokens_per_second()?;
         let stand_in_cores = stand_in.rate();

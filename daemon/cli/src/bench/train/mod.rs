@@ -5,9 +5,8 @@ mod member;
 mod trainer;
 
 use super::job::count;
-use super::progress::Progress;
 use crate::failure::Failure;
-use crate::output::{Format, print_lines};
+use crate::output::{Format, Progress, print_lines};
 use crate::table::Table;
 use reknit_layout::job::{Dtype, ModelKind, ModelSpec};
 use serde::Serialize;
@@ -84,12 +83,12 @@ struct Point {
 }
 
 pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
-    let progress = Progress::start();
+    let progress = Progress::default();
     let mut points = Vec::new();
     for &shape in &args.shape {
         for &tensor in &args.tensor {
             for &threads in &args.threads {
-                progress.tell(&format!("{shape:?}: {tensor} ranks of {threads} threads"));
+                progress.show(&format!("{shape:?}: {tensor} ranks of {threads} threads"));
                 let model = shape.model();
                 let params = count(&model);
                 let (samples, time) = (shape.samples(), Duration::from_secs(args.seconds));
