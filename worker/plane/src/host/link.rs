@@ -52,6 +52,8 @@ pub(super) struct Link {
     next: Option<Stamp>,
     /// Bytes of the current segment still to be read.
     segment: usize,
+    /// Bytes of the current message in the segments after that.
+    left: usize,
     retired: bool,
 }
 
@@ -65,6 +67,7 @@ impl Link {
             end: 0,
             next: None,
             segment: 0,
+            left: 0,
             retired: false,
         }
     }
@@ -100,10 +103,13 @@ impl Link {
         Ok(self.next)
     }
 
-    /// Accepts the segment whose header was peeked at; `done` bytes of its message came before.
-    pub(super) fn open_segment(&mut self, length: usize, done: usize) {
-        self.next = None;
-        self.segment = SEGMENT.min(length - done);
+    /// Accepts the segment whose header was peeked at.
+    pub(super) fn open_segment(&mut self) {
+        if let Some(stamp) = self.next.take() {
+            let left = if self.left > 0 { self.left } else { stamp.length as usize };
+            self.segment = SEGMENT.min(left);
+            self.left = left - self.segment;
+        }
     }
 
     pub(super) fn in_segment(&self) -> bool {
@@ -147,12 +153,17 @@ impl Link {
         })
     }
 
-    /// A peer that gave up may have said why before its end of the connection closed.
+    /// A peer that gave up may have said why before its end of the connection closed, behind what nobody wants any more.
     fn last_words(&mut self, error: LinkError) -> LinkError {
         self.wire.look_again();
-        match self.peek() {
-            Err(said) => said,
-            Ok(_) => error,
+        let mut junk = [0; 16 << 10];
+        loop {
+            match self.peek() {
+                Err(said) => return said,
+                Ok(Some(_)) => self.open_segment(),
+                Ok(None) if self.in_segment() && matches!(self.read(&mut junk), Ok(1..)) => {}
+                Ok(None) => return error,
+            }
         }
     }
 
@@ -164,6 +175,39 @@ impl Link {
                 Ok(1..) => {}
                 Err(_) => return true,
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn the_last_word_is_heard_behind_what_was_not_read() {
+        const LEN: usize = 3 * STAGE;
+        type Before = fn(&mut Link);
+        let half_read: Before = |link| {
+            link.open_segment();
+            assert_eq!(link.read(&mut [0; 10]).unwrap(), 10);
+        };
+        let second_segment: Before = |link| link.left = LEN;
+        for (length, before) in [(LEN, half_read), (LEN, |_| {}), (SEGMENT + LEN, second_segment)] {
+            let (near, mut far) = UnixStream::pair().unwrap();
+            near.set_nonblocking(true).unwrap();
+            let stamp = Stamp { code: 1, round: 0, sequence: 0, digest: 0, length: length as u64 };
+            far.write_all(&Frame::Data(stamp).encode(3)).unwrap();
+            far.write_all(&[7; LEN]).unwrap();
+            far.write_all(&Frame::Abort(Cause::LostPeer(2)).encode(3)).unwrap();
+            drop(far);
+
+            let mut link = Link::new(Wire::new(near.into(), None), 3);
+            assert_eq!(link.peek().unwrap(), Some(stamp));
+            before(&mut link);
+            let error = link.write(&[0; HEADER], &[]).unwrap_err();
+            assert!(matches!(error, LinkError::Left(Cause::LostPeer(2))), "{error:?}");
         }
     }
 }

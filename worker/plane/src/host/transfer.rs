@@ -127,7 +127,7 @@ impl Incoming {
             if stamp != self.expected {
                 return Err(TransferError::Mismatch(self.difference(&stamp)));
             }
-            link.open_segment(total, self.got);
+            link.open_segment();
             moved = true;
         }
         if link.in_segment() {
