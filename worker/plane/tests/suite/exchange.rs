@@ -1,6 +1,7 @@
 //! What every data plane must do with memory that is lent to it.
 
-use super::{PATIENCE, aborted, left_by_itself, ranks};
+use super::endings::{aborted, left_by_itself};
+use super::{PATIENCE, ranks};
 use reknit_plane::{AbortReason, Buffer, Lent, Op, Plane, PlaneError, Reduce};
 use std::thread;
 use std::time::Duration;
