@@ -13,7 +13,7 @@ mod join;
 mod life;
 mod link;
 mod lobby;
-mod member;
+mod meeting;
 mod memory;
 mod offer;
 mod program;

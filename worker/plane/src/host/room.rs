@@ -5,7 +5,7 @@ use super::HostError;
 use super::hub::{Hub, bell, ring, timespec};
 use super::life::Sign;
 use super::link::Link;
-use super::member::{Member, Parting, Turn};
+use super::meeting::{Meeting, Parting, Turn};
 use super::memory::Lending;
 use super::ring::Ring;
 use super::running::Task;
@@ -42,7 +42,7 @@ pub(super) enum State {
 
 #[derive(Debug)]
 enum Phase {
-    Open(Box<Member>),
+    Open(Box<Meeting>),
     Parting(Box<Parting>),
     Over,
 }
@@ -81,15 +81,15 @@ impl Room {
         let failed = |errno| HostError::system("watch a group's sockets", errno);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
         let bell = bell()?;
-        let member = Member::new(Arc::clone(shared), links);
+        let meeting = Meeting::new(Arc::clone(shared), links);
         epoll::add(&epoll, &bell, epoll::EventData::new_u64(BELL), Flags::IN | Flags::ET).map_err(failed)?;
-        for (rank, link) in member.links() {
+        for (rank, link) in meeting.links() {
             let flags = Flags::IN | Flags::OUT | Flags::RDHUP | Flags::ET;
             let data = epoll::EventData::new_u64(rank as u64);
             epoll::add(&epoll, link.wire.socket(), data, flags).map_err(failed)?;
         }
         // How many ranks of this group share this machine's cores.
-        let neighbours = member.links().filter(|(_, link)| link.wire.is_local()).count();
+        let neighbours = meeting.links().filter(|(_, link)| link.wire.is_local()).count();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spin = if neighbours < cores { SPIN } else { Duration::ZERO };
         Ok(Room {
@@ -97,7 +97,7 @@ impl Room {
             hub: Arc::clone(hub),
             inbox: Mutex::default(),
             inside: Mutex::new(Inside {
-                phase: Phase::Open(Box::new(member)),
+                phase: Phase::Open(Box::new(meeting)),
                 unwatched: false,
                 stopping: false,
             }),
@@ -129,7 +129,7 @@ impl Room {
 
     pub(super) fn retire(&self, told: Arc<Slot>) {
         match &mut lock(&self.inside).phase {
-            Phase::Open(member) => member.retire(told),
+            Phase::Open(meeting) => meeting.retire(told),
             Phase::Parting(_) | Phase::Over => told.set(End::Done(Buffer::empty())),
         }
         self.ring();
@@ -236,7 +236,7 @@ impl Room {
     /// The signs of life of those that give one.
     pub(super) fn signs(&self) -> Vec<(usize, Arc<Sign>)> {
         match &lock(&self.inside).phase {
-            Phase::Open(member) => member
+            Phase::Open(meeting) => meeting
                 .links()
                 .filter_map(|(rank, link)| Some((rank, Arc::clone(link.wire.sign()?))))
                 .collect(),
@@ -287,9 +287,9 @@ impl Room {
     fn advance(&self, inside: &mut Inside, mut lent: Lending<'_, '_>) -> State {
         let tasks = std::mem::take(&mut *lock(&self.inbox));
         let now = Instant::now();
-        if let Phase::Open(member) = &mut inside.phase {
+        if let Phase::Open(meeting) = &mut inside.phase {
             for task in tasks {
-                member.submit(task);
+                meeting.submit(task);
             }
         } else {
             for task in tasks {
@@ -297,19 +297,19 @@ impl Room {
             }
         }
         let mut parting = match std::mem::replace(&mut inside.phase, Phase::Over) {
-            Phase::Open(mut member) => match member.turn(now, lent.as_deref_mut()) {
+            Phase::Open(mut meeting) => match meeting.turn(now, lent.as_deref_mut()) {
                 Turn::Idle => {
-                    inside.phase = Phase::Open(member);
+                    inside.phase = Phase::Open(meeting);
                     return State::Idle;
                 }
                 Turn::More => {
-                    inside.phase = Phase::Open(member);
+                    inside.phase = Phase::Open(meeting);
                     return State::More;
                 }
-                Turn::Retired => Box::new(member.say_goodbye(now)),
+                Turn::Retired => Box::new(meeting.say_goodbye(now)),
                 Turn::Failed(error) => {
                     let error = self.shared.fail(error);
-                    Box::new(member.fail(&error, now, lent))
+                    Box::new(meeting.fail(&error, now, lent))
                 }
             },
             Phase::Parting(parting) => parting,
@@ -355,7 +355,7 @@ impl Inside {
 
     fn link(&mut self, rank: usize) -> Option<&mut Link> {
         match &mut self.phase {
-            Phase::Open(member) => member.link(rank),
+            Phase::Open(meeting) => meeting.link(rank),
             Phase::Parting(parting) => parting.link(rank),
             Phase::Over => None,
         }
@@ -363,7 +363,7 @@ impl Inside {
 
     fn next_deadline(&self) -> Option<Instant> {
         match &self.phase {
-            Phase::Open(member) => member.next_deadline(),
+            Phase::Open(meeting) => meeting.next_deadline(),
             Phase::Parting(parting) => Some(parting.until),
             Phase::Over => None,
         }
@@ -372,7 +372,7 @@ impl Inside {
     fn doze(&mut self) {
         self.wake();
         match &mut self.phase {
-            Phase::Open(member) => member.doze(),
+            Phase::Open(meeting) => meeting.doze(),
             Phase::Parting(parting) => parting.doze(),
             Phase::Over => {}
         }
@@ -380,7 +380,7 @@ impl Inside {
 
     fn for_each_ring(&mut self, mut look: impl FnMut(Option<&mut Ring>)) {
         match &mut self.phase {
-            Phase::Open(member) => member.links_mut().for_each(|link| look(link.wire.ring())),
+            Phase::Open(meeting) => meeting.links_mut().for_each(|link| look(link.wire.ring())),
             Phase::Parting(parting) => parting.links_mut().for_each(|link| look(link.wire.ring())),
             Phase::Over => {}
         }

@@ -20,7 +20,7 @@ const ABORT_LINGER: Duration = Duration::from_millis(250);
 const RETIRE_LINGER: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
-pub(super) struct Member {
+pub(super) struct Meeting {
     shared: Arc<Shared>,
     /// By rank. `None` for this rank itself and for those that retired.
     links: Vec<Option<Link>>,
@@ -31,7 +31,7 @@ pub(super) struct Member {
     retiring: Option<Arc<Slot>>,
 }
 
-/// What is to be done with a member after a turn.
+/// What is to be done with a meeting after a turn.
 #[derive(Debug)]
 pub(super) enum Turn {
     /// Nothing moves until the next event.
@@ -42,9 +42,9 @@ pub(super) enum Turn {
     Failed(PlaneError),
 }
 
-impl Member {
-    pub(super) fn new(shared: Arc<Shared>, links: Vec<Option<Link>>) -> Member {
-        Member { shared, links, queue: VecDeque::new(), running: None, scratch: Vec::new(), retiring: None }
+impl Meeting {
+    pub(super) fn new(shared: Arc<Shared>, links: Vec<Option<Link>>) -> Meeting {
+        Meeting { shared, links, queue: VecDeque::new(), running: None, scratch: Vec::new(), retiring: None }
     }
 
     pub(super) fn links(&self) -> impl Iterator<Item = (usize, &Link)> {
