@@ -14,10 +14,9 @@ use std::time::{Duration, Instant};
 
 /// Passes over one group before the others get their turn.
 const PASSES: usize = 8;
-/// How long a rank that gave up tries to tell its peers.
-const ABORT_LINGER: Duration = Duration::from_millis(250);
-/// How long a rank that left in order waits for its peers to hear it.
-const RETIRE_LINGER: Duration = Duration::from_secs(5);
+/// How long a rank that left, or gave up, tries to tell its peers. Who does not hear it takes it for dead: far longer than
+/// a busy machine leaves a peer without a core.
+const LINGER: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(super) struct Meeting {
@@ -183,11 +182,11 @@ impl Meeting {
         for task in &self.queue {
             task.slot.set(End::Failed);
         }
-        self.part(frame, now + ABORT_LINGER, lent)
+        self.part(frame, now + LINGER, lent)
     }
 
     pub(super) fn say_goodbye(self, now: Instant) -> Parting {
-        self.part(Frame::Goodbye, now + RETIRE_LINGER, None)
+        self.part(Frame::Goodbye, now + LINGER, None)
     }
 
     fn part(self, frame: Frame, until: Instant, lent: Lending<'_, '_>) -> Parting {
