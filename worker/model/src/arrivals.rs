@@ -6,6 +6,7 @@
 //! the copy itself.
 
 use crate::Real;
+use crate::lengthen::lengthen;
 use crate::reshard::{positions_in, run_at};
 use crate::shard::{AxisShard, Shard};
 use bytemuck::cast_slice_mut;
@@ -70,12 +71,12 @@ impl<T: Real> Shard<T> {
         Ok(shard)
     }
 
-    /// Makes room for what it lacks of `owned`. Gradients keep their values.
+    /// Makes room for what it lacks of `owned`. Gradients keep their values. Room that it has made already is used, and what
+    /// came into it is given up.
     ///
     /// # Errors
     /// The model does not have some of the units.
     pub fn make_room(&mut self, owned: &BTreeMap<Axis, Units>) -> Result<(), ArrivalError> {
-        self.give_up_room();
         let (model, known) = (&self.model, self.model.axes());
         for (&axis, units) in owned {
             let all = Units::range(0, if known.contains(&axis) { model.units(axis.family) } else { 0 });
@@ -88,8 +89,8 @@ impl<T: Real> Shard<T> {
         let mut rooms = Vec::new();
         for (axis, shard) in known.into_iter().zip(self.axes_mut()) {
             let units = owned.get(&axis).map(|wanted| wanted.difference(&shard.units)).unwrap_or_default();
+            rooms.push((shard, units.len()));
             if !units.is_empty() {
-                rooms.push((shard, units.len()));
                 axes.insert(axis, Missing::all(units));
             }
         }
@@ -276,8 +277,8 @@ fn at_once<I: Send>(items: &mut [I], work: impl Fn(&mut I) + Sync) {
 }
 
 fn resize<T: Real>(buffer: &mut Vec<T>, len: usize) {
-    buffer.reserve_exact(len.saturating_sub(buffer.len()));
-    buffer.resize(len, T::ZERO);
+    lengthen(buffer, len);
+    buffer.truncate(len);
     buffer.shrink_to_fit();
 }
 

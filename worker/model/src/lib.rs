@@ -33,6 +33,7 @@ mod cpu;
 mod dropout;
 mod ffn;
 mod init;
+mod lengthen;
 mod linear;
 mod optimizer;
 mod parallel;
