@@ -308,9 +308,19 @@ impl Record {
 
     /// As [`Record::step_ms`], of the layouts that have every slot active.
     pub(crate) fn whole_step_ms(&self) -> Vec<f64> {
-        let whole = self.layouts.iter().filter(|layout| layout.degrees == self.nominal);
-        let whole: BTreeSet<u64> = whole.map(|layout| layout.epoch).collect();
+        let whole = self.whole_epochs();
         self.step_ms_of(|epoch| whole.contains(&epoch))
+    }
+
+    /// As [`Record::step_ms`], of the others.
+    pub(crate) fn uneven_step_ms(&self) -> Vec<f64> {
+        let whole = self.whole_epochs();
+        self.step_ms_of(|epoch| !whole.contains(&epoch))
+    }
+
+    fn whole_epochs(&self) -> BTreeSet<u64> {
+        let whole = self.layouts.iter().filter(|layout| layout.degrees == self.nominal);
+        whole.map(|layout| layout.epoch).collect()
     }
 
     fn step_ms_of(&self, wanted: impl Fn(u64) -> bool) -> Vec<f64> {

@@ -16,6 +16,9 @@ use serde::Serialize;
 #[derive(Debug, Serialize)]
 pub(super) struct Figures {
     step_ms: Middle,
+    /// In layouts that lack a worker, without the first: while a new process starts, on the same cores. Null when none was
+    /// seen.
+    uneven_step_ms: Option<Middle>,
     #[serde(skip_serializing_if = "Option::is_none")]
     kill_to_commit_ms: Option<Spread>,
     /// As `kill_to_commit_ms`, of workers that were stopped instead.
@@ -117,6 +120,7 @@ impl Figures {
         });
         Ok(Self {
             step_ms: Middle { median: step_ms },
+            uneven_step_ms: median(&record.uneven_step_ms()).map(|median| Middle { median }),
             kill_to_commit_ms,
             frozen_to_commit_ms,
             rejoin_ms: comebacks(&|comeback| comeback.rejoin),
@@ -151,10 +155,12 @@ impl Figures {
             Blow::Stop => "SIGSTOP",
         };
         let workers = if self.losses == 1 { "worker" } else { "workers" };
+        let uneven = self.uneven_step_ms.as_ref();
+        let uneven = uneven.map_or(String::new(), |step| format!(", in {:.0} ms without one", step.median));
         let mut lines = vec![
             format!(
-                "{data} replicas of {tensor} workers, {:.1} million parameters, a step in {:.0} ms; {} {workers} lost \
-                 to {by}, one after another",
+                "{data} replicas of {tensor} workers, {:.1} million parameters, a step in {:.0} ms{uneven}; {} {workers} \
+                 lost to {by}, one after another",
                 *params as f64 / 1e6,
                 self.step_ms.median,
                 self.losses
