@@ -248,6 +248,7 @@ impl<T: Real + Element> Control<'_, T> {
             }
             Err(error) => match error.plane() {
                 Some(failed) => {
+                    let expected = failed.peer.as_ref().and_then(|lost| self.rank.owned_without(lost));
                     if !self.desk.aborts.is_closed(epoch) {
                         warn!(%epoch, %error, "the data plane failed");
                         self.desk.outbox.push(Report::PlaneFailed {
@@ -257,6 +258,9 @@ impl<T: Real + Element> Control<'_, T> {
                         });
                     }
                     self.stop();
+                    if let Some(owned) = expected {
+                        self.rank.expect(&owned);
+                    }
                     Ok(())
                 }
                 None => Err(error),

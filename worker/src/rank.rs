@@ -198,6 +198,7 @@ impl<T: Real + Element> Rank<T> {
         let prepared =
             self.attempt.as_ref().filter(|attempt| attempt.prepared && attempt.step == prepare.resume_step);
         if self.committed < prepare.resume_step && prepared.is_some() {
+            self.give_up_room();
             let vote = prepare.vote.ok_or_else(|| {
                 RankError::Refused(format!("no vote came with step {} to roll forward", prepare.resume_step))
             })?;
@@ -234,9 +235,29 @@ impl<T: Real + Element> Rank<T> {
         self.discard_next();
         let prepared = self.prepare_next(prepare);
         if prepared.is_err() {
-            self.discard_next();
+            self.give_up_room();
         }
         prepared
+    }
+
+    /// What it will own, as far as it can tell, when `lost` is gone from its group.
+    pub fn owned_without(&self, lost: &WorkerKey) -> Option<BTreeMap<Axis, Units>> {
+        let Team { layout, place, .. } = self.team.as_ref()?;
+        let group = layout.group(place.replica, place.stage)?;
+        let lost = layout.place_of(lost).filter(|lost| group.place(lost.slot) == *lost && lost != place)?;
+        let goes_on = group.degree() > self.setting.job.parallel.min_tensor;
+        goes_on.then(|| group.owned_without(lost.slot, place.slot))
+    }
+
+    /// Makes room for what it expects to own after a loss, while the plan is being made: touching the memory takes longer
+    /// than all else that a change does. Preparing uses the room that is right, and gives back what is too much.
+    pub fn expect(&mut self, owned: &BTreeMap<Axis, Units>) {
+        // A step that may yet be rolled forward needs the gradients as they lie.
+        let prepared = self.attempt.as_ref().is_some_and(|attempt| attempt.prepared);
+        if let Some(shard) = self.shard.as_mut().filter(|_| !prepared && self.next.is_none()) {
+            // Of units that the model has.
+            let _ = shard.make_room(owned);
+        }
     }
 
     fn prepare_next(&mut self, prepare: &Prepare) -> Result<Prepared, RankError> {
@@ -273,7 +294,10 @@ impl<T: Real + Element> Rank<T> {
         let mut shard = match (&mut new, held) {
             (Some(new), _) => Some(new),
             (None, Some(held)) => {
-                owned.as_ref().map_or(Ok(()), |owned| held.make_room(owned))?;
+                match &owned {
+                    Some(owned) => held.make_room(owned)?,
+                    None => held.give_up_room(),
+                }
                 Some(held)
             }
             (None, None) => None,
@@ -307,7 +331,12 @@ impl<T: Real + Element> Rank<T> {
 
     /// Gives up a preparation; what was held is as it was.
     pub fn discard_next(&mut self) {
-        self.next = None;
+        if self.next.take().is_some() {
+            self.give_up_room();
+        }
+    }
+
+    fn give_up_room(&mut self) {
         if let Some(shard) = &mut self.shard {
             shard.give_up_room();
         }

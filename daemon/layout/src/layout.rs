@@ -219,4 +219,18 @@ impl Group {
         let of = |sets: &Vec<Units>| sets.get(slot.0 as usize).cloned().unwrap_or_default();
         self.partitions.iter().map(|(axis, sets)| (*axis, of(sets))).collect()
     }
+
+    /// What `slot` owns at least once `lost` is gone and the others share evenly what it owned: a guess, for who wants to be
+    /// ready before there is a plan. Which units they are is not told by it.
+    pub fn owned_without(&self, lost: Slot, slot: Slot) -> BTreeMap<Axis, Units> {
+        let left = self.degree().saturating_sub(1).max(1);
+        let of = |sets: &[Units]| {
+            let [own, theirs] =
+                [slot, lost].map(|slot| sets.get(slot.0 as usize).cloned().unwrap_or_default());
+            let share = sets.iter().map(Units::len).sum::<u32>() / left;
+            let more = share.saturating_sub(own.len()) as usize;
+            own.union(&theirs.iter().take(more).collect())
+        };
+        self.partitions.iter().map(|(axis, sets)| (*axis, of(sets))).collect()
+    }
 }

@@ -257,9 +257,10 @@ impl<T: Real + Element> Crew<T> {
     }
 
     /// Buries the rank whose fault has fired.
-    pub(crate) fn bury(&mut self, place: Place) {
+    pub(crate) fn bury(&mut self, place: Place) -> WorkerKey {
         let seat = self.dismiss(place);
         assert!(seat.trigger.fired.load(Ordering::SeqCst), "the fault at {place} did not happen");
+        seat.worker
     }
 
     /// Trains up to and including `step`, or until an error; true if all got there.

@@ -7,6 +7,7 @@
 mod chaos;
 mod checkpoints;
 mod crew;
+mod expecting;
 mod fault;
 mod overlap;
 mod parcels;

@@ -2,7 +2,7 @@
 
 use crate::crew::{Crew, Orders, TIMEOUTS, job, refused};
 use crate::fault::{Fault, How};
-use reknit_layout::{Epoch, Partitions, Place, Step, SyncColumns};
+use reknit_layout::{Epoch, Partitions, Place, Step, SyncColumns, WorkerKey};
 use reknit_model::Real;
 use reknit_plane::{AbortReason, Element};
 use reknit_worker::control;
@@ -12,7 +12,7 @@ use std::io::Write;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-const LOST: Place = Place::new(1, 0, 2);
+pub(crate) const LOST: Place = Place::new(1, 0, 2);
 /// The first of the same group: it speaks for it.
 const SPEAKER: Place = Place::new(1, 0, 0);
 
@@ -50,7 +50,7 @@ fn with_fault<T: Real + Element>(
     crew
 }
 
-fn undisturbed<T: Real + Element>(data: u32, tensor: u32, dtype: &str, steps: u64) -> Crew<T> {
+pub(crate) fn undisturbed<T: Real + Element>(data: u32, tensor: u32, dtype: &str, steps: u64) -> Crew<T> {
     let dir = tempfile::tempdir().unwrap();
     let mut crew = Crew::<T>::start(job(dir.path(), dtype, data, tensor, steps));
     assert!(crew.train_to(steps));
@@ -58,7 +58,7 @@ fn undisturbed<T: Real + Element>(data: u32, tensor: u32, dtype: &str, steps: u6
     crew
 }
 
-fn worst(a: &[f64], b: &[f64]) -> f64 {
+pub(crate) fn worst(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs() / b.abs()).fold(0.0, f64::max)
 }
@@ -247,13 +247,13 @@ fn at_chunk(at: u64, how: How) -> Fault {
 }
 
 /// A crew of 4 and 4 that has lost a rank.
-fn bereaved(dir: &tempfile::TempDir) -> Crew<f64> {
+pub(crate) fn bereaved(dir: &tempfile::TempDir) -> (Crew<f64>, WorkerKey) {
     let mut crew = Crew::<f64>::start(job(dir.path(), "f64", 2, 4, 12));
     assert!(crew.train_to(4));
     crew.arm(LOST, in_forward(5));
     assert!(!crew.train_to(12));
-    crew.bury(LOST);
-    crew
+    let lost = crew.bury(LOST);
+    (crew, lost)
 }
 
 /// Breaks the reshard off amid every chunk that `place` has a part in, and each time everybody holds what it held, byte
@@ -275,7 +275,7 @@ fn break_at_every_chunk(crew: &mut Crew<f64>, place: Place) -> u64 {
 #[test]
 fn a_reshard_that_breaks_off_at_any_chunk_changes_nothing_and_the_next_one_succeeds() {
     let dir = tempfile::tempdir().unwrap();
-    let mut crew = bereaved(&dir);
+    let (mut crew, _) = bereaved(&dir);
     let times = break_at_every_chunk(&mut crew, Place::new(1, 0, 0));
     assert!(times > 8, "{times} chunks are too few for this test");
     crew.digest();
@@ -294,7 +294,7 @@ fn a_reshard_that_breaks_off_at_any_chunk_changes_nothing_and_the_next_one_succe
 #[test]
 fn a_damaged_chunk_is_found_named_and_fetched_again() {
     let dir = tempfile::tempdir().unwrap();
-    let mut crew = bereaved(&dir);
+    let (mut crew, _) = bereaved(&dir);
     // Who alone holds what was lost.
     let source = Place::new(0, 0, LOST.slot.0);
     let (held, worker) = (crew.held(), crew.seat(source).worker.clone());
@@ -314,7 +314,7 @@ fn a_damaged_chunk_is_found_named_and_fetched_again() {
 #[test]
 fn a_peer_that_dies_amid_the_chunks_is_gone_on_without() {
     let dir = tempfile::tempdir().unwrap();
-    let mut crew = bereaved(&dir);
+    let (mut crew, _) = bereaved(&dir);
     let second = Place::new(1, 0, 0);
     crew.arm(second, at_chunk(5, How::Die));
     refused(crew.reform(false));
@@ -349,7 +349,7 @@ fn join_ahead(crew: &mut Crew<f64>, orders: &Orders) -> Vec<Report> {
 #[test]
 fn groups_are_joined_while_the_old_ones_are_trained_with() {
     let dir = tempfile::tempdir().unwrap();
-    let mut crew = bereaved(&dir);
+    let (mut crew, _) = bereaved(&dir);
     crew.reform(false).unwrap();
     assert!(crew.train_to(5));
     // Twice: the first newcomer is gone before anybody is told to prepare.
@@ -380,7 +380,7 @@ fn groups_are_joined_while_the_old_ones_are_trained_with() {
 #[test]
 fn who_cannot_be_joined_is_named_and_training_goes_on() {
     let dir = tempfile::tempdir().unwrap();
-    let mut crew = bereaved(&dir);
+    let (mut crew, _) = bereaved(&dir);
     crew.reform(false).unwrap();
     crew.hire(LOST);
     let orders = crew.plan(false).unwrap();
