@@ -187,6 +187,7 @@ impl<T: Real> Shard<T> {
     ///
     /// The caller has seen that nothing is missing ([`Shard::check_arrived`]); then this cannot fail.
     pub fn adopt(&mut self) {
+        self.just_adopted = true;
         let Some(Arrivals { wanted, axes, .. }) = self.arrivals.take() else {
             return;
         };

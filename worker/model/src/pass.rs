@@ -10,7 +10,7 @@ use crate::shard::Shard;
 use crate::sink::{Bucket, GradientSink, Nobody};
 use crate::team::Team;
 use crate::{Real, attention, ffn, vocab};
-use reknit_layout::Axis;
+use reknit_layout::{Axis, Units};
 use std::convert::Infallible;
 use std::error::Error;
 use std::mem;
@@ -60,6 +60,8 @@ impl<'a, T> Extent<'a, T> {
 /// Buffers of a pass. Everything in them is written before it is read.
 #[derive(Debug, Default)]
 pub(crate) struct Workspace<T> {
+    /// Units that the shard had, and samples of its first batch, when they last changed.
+    need: (u32, usize),
     rotary: Rotary<T>,
     /// The residual stream before each block, and after the last: `2 * layers + 1` of them.
     residual: Vec<Vec<T>>,
@@ -180,6 +182,14 @@ impl<T: Real> Shard<T> {
             return Ok(None);
         }
         let mut workspace = mem::take(&mut self.workspace);
+        if mem::take(&mut self.just_adopted) {
+            // Buffers never shrink; and to make new ones costs time, which a shard that has just grown has not.
+            let need = (self.owned.values().map(Units::len).sum(), batch.samples);
+            if need < workspace.need {
+                workspace = Workspace::default();
+            }
+            workspace.need = need;
+        }
         workspace.rotary.prepare(batch.seq_len, self.shape.head_dim);
         workspace.residual.resize_with(2 * self.shape.layers + 1, Vec::new);
         let kept = if self.shape.recompute { 1 } else { self.shape.layers };
@@ -275,7 +285,8 @@ impl<T: Real> Shard<T> {
         tp: &mut P,
         sink: &mut S,
     ) -> Result<(), StepError<P::Error, S::Error>> {
-        let Workspace { rotary, residual, norms, attn, ffn, vocab, d_residual, d_kept, scratch } = workspace;
+        let Workspace { need: _, rotary, residual, norms, attn, ffn, vocab, d_residual, d_kept, scratch } =
+            workspace;
         let (shape, team) = (self.shape, Arc::clone(&self.team));
         let extent = Extent::new(&shape, &team, batch, rotary);
         let last = 2 * shape.layers;

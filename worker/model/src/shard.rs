@@ -31,6 +31,8 @@ pub struct Shard<T> {
     pub(crate) arrivals: Option<Arrivals>,
     /// Activations, kept from one step to the next to spare the allocations.
     pub(crate) workspace: Workspace<T>,
+    /// No batch has been computed since the layout changed.
+    pub(crate) just_adopted: bool,
 }
 
 /// The owned units of one axis, in ascending order.
@@ -152,6 +154,7 @@ impl<T: Real> Shard<T> {
             team: Team::alone(),
             arrivals: None,
             workspace: Workspace::default(),
+            just_adopted: true,
         }
     }
 

@@ -188,6 +188,18 @@ fn a_shard_takes_what_the_planner_counts() {
         let (job, group) = alone(&model, samples as u32, &owned);
         let counted = slot_bytes(&job, &group, Slot(0)) as f64;
         assert!((taken / counted - 1.0).abs() < 0.005, "{taken} instead of {counted} bytes: {model:?}");
+
+        // Fewer units, and the same ones with fewer samples.
+        let less = sixteenths(&model, 2, 9);
+        for samples in [3, 1] {
+            shard.make_room(&less).expect("known units");
+            shard.adopt();
+            train(&mut shard, &self::batch(&model, samples, 1), 1);
+            let taken = (LIVE_BYTES.load(Ordering::Relaxed) - before) as f64;
+            let (job, group) = alone(&model, samples as u32, &less);
+            let counted = slot_bytes(&job, &group, Slot(0)) as f64;
+            assert!((taken / counted - 1.0).abs() < 0.005, "{taken} instead of {counted} bytes: {model:?}");
+        }
     }
 }
 
