@@ -181,8 +181,8 @@ fn resolve(folder: &Path, pattern: &str, width: u64) -> Result<Data, String> {
     let mut found = false;
     let mut bytes = 0;
     for path in matches {
-        let unreadable = |error: std::io::Error| format!("{pattern}: {error}; make the files readable");
-        let path = path.map_err(|error| unreadable(error.into()))?;
+        let path = path.map_err(|error| format!("{pattern}: {error}; make the files readable"))?;
+        let unreadable = |error| format!("{pattern}: {}: {error}; make the files readable", path.display());
         match length(&path).map_err(unreadable)? {
             Some(length) if length % width != 0 => {
                 return Err(format!(
@@ -212,7 +212,7 @@ fn length(path: &Path) -> std::io::Result<Option<u64>> {
         return Ok(None);
     }
     if !what.is_file() {
-        return Err(std::io::Error::other(format!("{} is not a file", path.display())));
+        return Err(std::io::Error::other("it is not a file"));
     }
     std::fs::File::open(path)?;
     Ok(Some(what.len()))
@@ -306,6 +306,9 @@ mod tests {
         assert_eq!(resolved, format!("{}/*.txt", dir.path().display()));
         assert_eq!(resolve(Path::new("/elsewhere"), &resolved, 1).unwrap().pattern, resolved);
         assert!(resolve(dir.path(), "*.md", 1).unwrap_err().contains("no such file"));
+        std::os::unix::fs::symlink("nowhere", dir.path().join("c.txt")).unwrap();
+        let error = resolve(dir.path(), "*.txt", 1).unwrap_err();
+        assert!(error.contains("c.txt: No such file"), "{error}");
     }
 
     /// The example with other data.

@@ -9,7 +9,8 @@ pub(super) fn check(path: &Path, vocab: u32) -> Result<(), String> {
     let bytes = std::fs::read(path).map_err(|error| error.to_string())?;
     let foreign = |why: String| format!("it is no tokenizer of Hugging Face's tokenizers library: {why}");
     let tokenizer: Value = serde_json::from_slice(&bytes).map_err(|error| foreign(error.to_string()))?;
-    let model = tokenizer.get("model").ok_or_else(|| foreign("it has no `model`".to_owned()))?;
+    let model = tokenizer.get("model").filter(|model| model.is_object());
+    let model = model.ok_or_else(|| foreign("it has no `model`".to_owned()))?;
     let names = match model.get("vocab") {
         Some(Value::Object(by_name)) => by_name.values().filter_map(Value::as_u64).max(),
         // Unigram: in the order of their numbers.
@@ -42,6 +43,7 @@ mod tests {
         let cases = [
             ("", "it is no tokenizer"),
             ("{}", "it has no `model`"),
+            (r#"{"model": null}"#, "it has no `model`"),
             (r#"{"added_tokens": null, "model": {"vocab": {}}}"#, "it has no tokens"),
             (r#"{"model": {"vocab": []}}"#, "it has no tokens"),
             (r#"{"model": {"vocab": {"a": 3, "b": 0}}}"#, "largest token is 3, and model.vocab = 3"),

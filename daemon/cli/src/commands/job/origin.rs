@@ -20,7 +20,11 @@ pub(super) fn settle(spec: &mut JobSpec, file: &JobFile<'_>, from: Option<&Path>
     let JobFile { name, text, folder } = file;
     let unusable = |problem: String| Failure::Usage(format!("{name}: checkpoint: {problem}"));
     if !spec.checkpoint.dir.is_empty() {
-        spec.checkpoint.dir = text_of(&folder.join(&spec.checkpoint.dir)).map_err(unusable)?;
+        let dir = folder.join(&spec.checkpoint.dir);
+        if dir.exists() && !dir.is_dir() {
+            return Err(unusable(format!("dir: {} is not a folder", dir.display())));
+        }
+        spec.checkpoint.dir = text_of(&dir).map_err(unusable)?;
     }
     let named = (!spec.checkpoint.from.is_empty()).then(|| folder.join(&spec.checkpoint.from));
     if let Some(from) = from.map(Path::to_owned).or(named) {
@@ -132,6 +136,14 @@ mod tests {
         assert!(prepare(&file, Some(&later)).is_ok());
         std::fs::remove_dir_all(&folder).unwrap();
         assert!(prepare(&file, None).is_ok());
+    }
+
+    #[test]
+    fn a_file_is_no_place_for_checkpoints() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = job(dir.path(), |job| job.checkpoint.dir = "text".to_owned());
+        let error = refused(&file, None);
+        assert!(error.contains("text is not a folder"), "{error}");
     }
 
     #[test]
