@@ -166,6 +166,7 @@ impl Room {
         if self.driven.swap(true, Ordering::Relaxed) {
             return false;
         }
+        let _steps_back = Driver(self);
         let mut inside = lock(&self.inside);
         inside.wake();
         let mut events = Vec::with_capacity(EVENTS);
@@ -202,14 +203,19 @@ impl Room {
                 spin_until = None;
             }
         };
+        self.step_back(&mut inside, state);
+        true
+    }
+
+    /// The engine has the group again.
+    fn step_back(&self, inside: &mut Inside, state: State) {
         self.driven.store(false, Ordering::Relaxed);
-        if state == State::More || !self.sleep(&mut inside) || state == State::Over {
+        if state == State::More || !self.sleep(inside) || state == State::Over {
             self.ring();
         }
         if std::mem::take(&mut inside.unwatched) {
             let _ = self.hub.watch(self, true);
         }
-        true
     }
 
     fn is_driven(&self) -> bool {
@@ -332,6 +338,18 @@ impl Room {
         // With the fence of the peers, who first write and then look whether this rank sleeps.
         fence(Ordering::SeqCst);
         !inside.has_news() && lock(&self.inbox).is_empty()
+    }
+}
+
+/// The thread that drives. Whoever lends memory may panic in the middle; then nobody would serve the group any more, and
+/// its plane could never end.
+struct Driver<'a>(&'a Room);
+
+impl Drop for Driver<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.step_back(&mut lock(&self.0.inside), State::Over);
+        }
     }
 }
 

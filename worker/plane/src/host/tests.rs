@@ -5,7 +5,7 @@ use super::offer::Answer;
 use super::ring::{CAPACITY, Ring};
 use super::window::{NoWindow, OwnWindow, PeerWindow, Word};
 use super::*;
-use crate::{Buffer, Op, Ticket};
+use crate::{Buffer, Lent, Op, Ticket};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -257,4 +257,49 @@ fn who_sleeps_is_woken_once() {
     far.read(&mut vec![0; CAPACITY / 2], &far_socket).unwrap();
     assert!(near.has_come());
     assert_eq!(called(&near_socket), 1);
+}
+
+/// Lends nothing but trouble.
+struct Panics;
+
+impl Lent for Panics {
+    fn outgoing(&self, to: usize) -> usize {
+        usize::from(to == 1)
+    }
+
+    fn incoming(&self, _from: usize) -> usize {
+        0
+    }
+
+    fn send(&mut self, _to: usize, _at: usize) -> &[u8] {
+        panic!("as a lender with a fault does")
+    }
+
+    fn receive(&mut self, _from: usize, _at: usize) -> &mut [u8] {
+        &mut []
+    }
+}
+
+#[test]
+fn a_lender_that_panics_keeps_neither_its_peers_nor_its_plane() {
+    let (one, other) = (open(), open());
+    let members = [one.endpoint(), other.endpoint()];
+    let (told, ended) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        thread::scope(|scope| {
+            let (one, members) = (&one, &members);
+            scope.spawn(move || {
+                let mut group = one.join(spec(members, 0)).unwrap();
+                let panics = || group.exchange(&mut Panics, PATIENCE);
+                assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
+            });
+            let mut group = other.join(spec(members, 1)).unwrap();
+            let buffer = Buffer::Bytes(vec![0; 8]);
+            let error = group.submit(Op::Recv { from: 0, buffer }, PATIENCE).wait().unwrap_err();
+            assert!(matches!(error, PlaneError::PeerLost { rank: 0, .. }), "{error}");
+        });
+        drop((one, other));
+        told.send(()).unwrap();
+    });
+    ended.recv_timeout(PATIENCE / 2).unwrap();
 }
