@@ -20,11 +20,7 @@ pub(super) fn settle(spec: &mut JobSpec, file: &JobFile<'_>, from: Option<&Path>
     let JobFile { name, text, folder } = file;
     let unusable = |problem: String| Failure::Usage(format!("{name}: checkpoint: {problem}"));
     if !spec.checkpoint.dir.is_empty() {
-        let dir = folder.join(&spec.checkpoint.dir);
-        if dir.exists() && !dir.is_dir() {
-            return Err(unusable(format!("dir: {} is not a folder", dir.display())));
-        }
-        spec.checkpoint.dir = text_of(&dir).map_err(unusable)?;
+        spec.checkpoint.dir = text_of(&folder.join(&spec.checkpoint.dir)).map_err(unusable)?;
     }
     let named = (!spec.checkpoint.from.is_empty()).then(|| folder.join(&spec.checkpoint.from));
     if let Some(from) = from.map(Path::to_owned).or(named) {
@@ -34,7 +30,14 @@ pub(super) fn settle(spec: &mut JobSpec, file: &JobFile<'_>, from: Option<&Path>
         spec.checkpoint.from = text_of(checkpoint.folder()).map_err(unusable)?;
         spec.validate().map_err(|invalid| Failure::usage(FileError::of(text, name, &invalid)))?;
     }
-    earlier_run(spec).map_or(Ok(()), |problem| Err(unusable(problem)))
+    no_folder(spec).or_else(|| earlier_run(spec)).map_or(Ok(()), |problem| Err(unusable(problem)))
+}
+
+/// What stands where the job's folder shall be, or one above it. It need not be there yet.
+fn no_folder(spec: &JobSpec) -> Option<String> {
+    let folder = spec.checkpoint.folder(&spec.name)?;
+    let there = Path::new(&folder).ancestors().find(|path| path.exists()).filter(|there| !there.is_dir())?;
+    Some(format!("dir: {} is not a folder", there.display()))
 }
 
 /// Why the job may not use its folder: an earlier run under this name has left checkpoints there, and this one neither
@@ -141,9 +144,14 @@ mod tests {
     #[test]
     fn a_file_is_no_place_for_checkpoints() {
         let dir = tempfile::tempdir().unwrap();
-        let file = job(dir.path(), |job| job.checkpoint.dir = "text".to_owned());
-        let error = refused(&file, None);
-        assert!(error.contains("text is not a folder"), "{error}");
+        std::fs::create_dir(dir.path().join("taken")).unwrap();
+        std::fs::write(dir.path().join("taken/example"), "").unwrap();
+        let named = |named: &str| job(dir.path(), |job| job.checkpoint.dir = named.to_owned());
+        for (dir, file) in [("text", "/text"), ("text/inner", "/text"), ("taken", "/taken/example")] {
+            let error = refused(&named(dir), None);
+            assert!(error.contains(&format!("{file} is not a folder")), "{error}");
+        }
+        assert!(prepare(&named("not/there/yet"), None).is_ok());
     }
 
     #[test]
