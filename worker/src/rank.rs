@@ -198,6 +198,7 @@ impl<T: Real + Element> Rank<T> {
         let prepared =
             self.attempt.as_ref().filter(|attempt| attempt.prepared && attempt.step == prepare.resume_step);
         if self.committed < prepare.resume_step && prepared.is_some() {
+            // The optimizer takes gradients and weights as they lay before there was room behind them.
             self.give_up_room();
             let vote = prepare.vote.ok_or_else(|| {
                 RankError::Refused(format!("no vote came with step {} to roll forward", prepare.resume_step))
@@ -252,9 +253,7 @@ impl<T: Real + Element> Rank<T> {
     /// Makes room for what it expects to own after a loss, while the plan is being made: touching the memory takes longer
     /// than all else that a change does. Preparing uses the room that is right, and gives back what is too much.
     pub fn expect(&mut self, owned: &BTreeMap<Axis, Units>) {
-        // A step that may yet be rolled forward needs the gradients as they lie.
-        let prepared = self.attempt.as_ref().is_some_and(|attempt| attempt.prepared);
-        if let Some(shard) = self.shard.as_mut().filter(|_| !prepared && self.next.is_none()) {
+        if let Some(shard) = self.shard.as_mut().filter(|_| self.next.is_none()) {
             // Of units that the model has.
             let _ = shard.make_room(owned);
         }

@@ -1,12 +1,21 @@
 //! Room that is made before there is a plan, for what a rank expects of it.
 
-use crate::recovery::{LOST, bereaved, undisturbed, worst};
+use crate::crew::{Crew, job};
+use crate::fault::How;
+use crate::recovery::{LOST, answer_of_the_vote, bereaved, undisturbed, worst};
 use reknit_layout::{Axis, Place, Units};
 use reknit_worker::messages::Phase;
 use std::collections::BTreeMap;
 
 fn lens(owned: &BTreeMap<Axis, Units>) -> Vec<u32> {
     owned.values().map(Units::len).collect()
+}
+
+/// Every unit of the model.
+fn everything(crew: &mut Crew<f64>) -> BTreeMap<Axis, Units> {
+    let partitions = &crew.plan(true).unwrap().plan.layout.groups[0].partitions;
+    let union = |sets: &Vec<Units>| sets.iter().fold(Units::default(), |all, units| all.union(units));
+    partitions.iter().map(|(axis, sets)| (*axis, union(sets))).collect()
 }
 
 #[test]
@@ -40,12 +49,7 @@ fn who_lost_a_rank_of_its_group_expects_nearly_what_the_plan_brings() {
 fn what_was_expected_wrongly_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (mut crew, _) = bereaved(&dir);
-    let layout = crew.plan(true).unwrap().plan.layout;
-    let everything: BTreeMap<_, _> = layout.groups[0]
-        .partitions
-        .iter()
-        .map(|(axis, sets)| (*axis, sets.iter().fold(Units::default(), |all, units| all.union(units))))
-        .collect();
+    let everything = everything(&mut crew);
     let held = crew.held();
     crew.seats.iter_mut().for_each(|seat| seat.rank.expect(&everything));
     assert_eq!(crew.held(), held);
@@ -66,4 +70,20 @@ fn what_was_expected_wrongly_changes_nothing() {
     crew.check_samples();
     crew.digest();
     assert!(worst(&crew.losses, &undisturbed::<f64>(2, 4, "f64", 12).losses) <= 1e-10);
+}
+
+#[test]
+fn a_step_is_rolled_forward_as_if_there_were_no_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut crew = Crew::<f64>::start(job(dir.path(), "f64", 2, 4, 8));
+    assert!(crew.train_to(3));
+    crew.arm(LOST, answer_of_the_vote(How::LoseAnswer));
+    assert!(!crew.train_to(8));
+    let everything = everything(&mut crew);
+    crew.seat(LOST).rank.expect(&everything);
+    crew.reform(false).unwrap();
+    assert_eq!(crew.rolled_forward, 1);
+    assert!(crew.train_to(8));
+    crew.digest();
+    assert_eq!(crew.losses, undisturbed::<f64>(2, 4, "f64", 8).losses, "the same bits");
 }

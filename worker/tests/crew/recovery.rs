@@ -21,7 +21,7 @@ fn in_forward(at: u64) -> Fault {
 }
 
 /// A group passes something on twice in a step: the replicated gradients, then what the vote decided.
-fn answer_of_the_vote(how: How) -> Fault {
+pub(crate) fn answer_of_the_vote(how: How) -> Fault {
     Fault { group: "tensor", op: |op| op == "Broadcast", at: 1, how }
 }
 
