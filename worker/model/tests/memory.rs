@@ -177,28 +177,25 @@ fn a_shard_takes_what_the_planner_counts() {
     {
         let model = ModelSpec { dropout, recompute, tie_embeddings, ..model() };
         let owned = sixteenths(&model, 2, 13);
-        let samples = 3;
         // The buffer for the softmax's gradient is the thread's, and there from now on.
         train(&mut Shard::<f32>::init(&model, 1, &owned), &batch(&model, 1, 1), 1);
         let before = LIVE_BYTES.load(Ordering::Relaxed);
-        let batch = batch(&model, samples, 1);
+        let train_and_count = |shard: &mut Shard<f32>, samples| {
+            train(shard, &batch(&model, samples, 1), 1);
+            let taken = (LIVE_BYTES.load(Ordering::Relaxed) - before) as f64;
+            let (job, group) = alone(&model, samples as u32, shard.owned());
+            let counted = slot_bytes(&job, &group, Slot(0)) as f64;
+            assert!((taken / counted - 1.0).abs() < 0.005, "{taken} instead of {counted} bytes: {model:?}");
+        };
         let mut shard = Shard::<f32>::init(&model, 1, &owned);
-        train(&mut shard, &batch, 1);
-        let taken = (LIVE_BYTES.load(Ordering::Relaxed) - before) as f64;
-        let (job, group) = alone(&model, samples as u32, &owned);
-        let counted = slot_bytes(&job, &group, Slot(0)) as f64;
-        assert!((taken / counted - 1.0).abs() < 0.005, "{taken} instead of {counted} bytes: {model:?}");
+        train_and_count(&mut shard, 3);
 
         // Fewer units, and the same ones with fewer samples.
         let less = sixteenths(&model, 2, 9);
         for samples in [3, 1] {
             shard.make_room(&less).expect("known units");
             shard.adopt();
-            train(&mut shard, &self::batch(&model, samples, 1), 1);
-            let taken = (LIVE_BYTES.load(Ordering::Relaxed) - before) as f64;
-            let (job, group) = alone(&model, samples as u32, &less);
-            let counted = slot_bytes(&job, &group, Slot(0)) as f64;
-            assert!((taken / counted - 1.0).abs() < 0.005, "{taken} instead of {counted} bytes: {model:?}");
+            train_and_count(&mut shard, samples);
         }
     }
 }

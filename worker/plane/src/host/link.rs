@@ -156,7 +156,7 @@ impl Link {
     /// A peer that gave up may have said why before its end of the connection closed, behind what nobody wants any more.
     fn last_words(&mut self, error: LinkError) -> LinkError {
         self.wire.look_again();
-        let mut junk = [0; 16 << 10];
+        let mut junk = [0; STAGE];
         loop {
             match self.peek() {
                 Err(said) => return said,
