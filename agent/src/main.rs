@@ -72,6 +72,7 @@ fn run(arguments: RunArguments) -> ExitCode {
     };
     // The workers have the same limit, whose data may be many files.
     reknit_client::allow_files();
+    reknit_client::outlive_full_files();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let ended = match runtime {
         Ok(runtime) => runtime.block_on(agent::run(config)),

@@ -30,6 +30,7 @@ fn run() -> Result<(), Failure> {
     log_to_stderr(config.log)?;
     // Every agent and worker has a connection.
     reknit_client::allow_files();
+    reknit_client::outlive_full_files();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         // One for the loop, one for the streams: more only cost memory.
         .worker_threads(THREADS)

@@ -36,6 +36,7 @@ fn main() -> ExitCode {
     start_logging(config.log);
     // The data's files stay open, and every peer is a socket.
     reknit_client::allow_files();
+    reknit_client::outlive_full_files();
     let plane = match HostPlane::new(&config.node, &config.data_ip.to_string()) {
         Ok(plane) => Arc::new(plane),
         Err(error) => {

@@ -107,6 +107,7 @@ fn main() -> ExitCode {
         tell(&format!("{} could not be started: {error}", program.display()));
         return ExitCode::FAILURE;
     }
+    reknit_client::outlive_full_files();
     match run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

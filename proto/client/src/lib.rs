@@ -6,7 +6,7 @@ mod files;
 
 pub use daemons::{BadAddress, Daemons, LEADER, Next, leader};
 pub use dialer::{Dialer, Ended, Opening};
-pub use files::allow_files;
+pub use files::{allow_files, outlive_full_files};
 
 /// The innermost error says what happened; those around it say such as `transport error`.
 #[must_use]
