@@ -1,10 +1,7 @@
-//! Copies that leave the cache alone: bytes for another core, or more than the cache holds. Twice as fast on x86-64, where
-//! an ordinary store first fetches the line that it is going to overwrite, from the other core's cache at that.
+//! Copies of more than a cache holds: they leave it to what else is worked with, and to the ring that is copied from. On
+//! x86-64 an ordinary store would first fetch the line that it is going to overwrite.
 
 #![allow(unsafe_code)]
-
-/// Shorter copies are better off in the cache.
-pub(super) const LEAST: usize = 16 << 10;
 
 /// Copies `count` bytes; they are seen by other threads no later than what this one writes afterwards.
 ///

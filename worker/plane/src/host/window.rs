@@ -131,7 +131,7 @@ impl OwnWindow {
         // SAFETY: `count` bytes from `to` on are inside the mapping and `bytes` is outside of it. No reference to the
         // mapping's bytes exists in this process, and no peer can write them; one that reads them too early gets bytes
         // that are wrong, nothing worse.
-        unsafe { copy(bytes.as_ptr(), to, count, count >= streaming::LEAST) };
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, count) };
         count
     }
 }
@@ -167,20 +167,13 @@ impl PeerWindow {
         // `into` is outside of it. A peer that keeps to the protocol does not write them now (it waits for `Taken`); one
         // that does not can only change which bytes are copied, and any bytes are valid here. No reference to them is
         // ever made.
-        unsafe { copy(from, into.as_mut_ptr(), count, past_cache && count >= streaming::LEAST) };
-        count
-    }
-}
-
-/// # Safety
-/// As of [`streaming::copy`].
-unsafe fn copy(from: *const u8, to: *mut u8, count: usize, past_cache: bool) {
-    // SAFETY: as the caller promises.
-    unsafe {
-        if past_cache {
-            streaming::copy(from, to, count);
-        } else {
-            std::ptr::copy_nonoverlapping(from, to, count);
+        unsafe {
+            if past_cache {
+                streaming::copy(from, into.as_mut_ptr(), count);
+            } else {
+                std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), count);
+            }
         }
+        count
     }
 }
