@@ -48,28 +48,24 @@ pub fn tokens(
         let path = path.display().to_string();
         move |source| CorpusError::Cache { path, source }
     };
-    let map = Map::open(tokenizer).map_err(|source| CorpusError::read(tokenizer, source))?;
-    let bytes = text_of(tokenizer, map.as_ref())?;
-    let maps: Vec<Option<Map>> = texts
-        .iter()
-        .map(|path| Map::open(path).map_err(|source| CorpusError::read(path, source)))
-        .collect::<Result<_, _>>()?;
+    let bytes = Text::open(tokenizer)?.read()?;
+    let texts: Vec<Text> = texts.iter().map(|path| Text::open(path)).collect::<Result<_, _>>()?;
     let mut hash = Sha256::new();
-    let mut add = |bytes: &[u8]| {
+    for bytes in [MADE_HOW, &bytes] {
         hash.update((bytes.len() as u64).to_le_bytes());
         hash.update(bytes);
-    };
-    add(MADE_HOW);
-    add(bytes);
-    for (path, map) in texts.iter().zip(&maps) {
-        add(text_of(path, map.as_ref())?);
+    }
+    for text in &texts {
+        hash.update(text.len().to_le_bytes());
+        // What is wrong with a text is found here, and not after an hour.
+        text.pieces(0).try_for_each(|piece| piece.map(|piece| hash.update(piece)))?;
     }
     let name = hex(&hash.finalize());
     let made = folder.join(format!("{name}.u32"));
 
     let tokenizer_error =
         |problem: String| CorpusError::Tokenizer { path: tokenizer.display().to_string(), problem };
-    let mut made_by = Tokenizer::from_bytes(bytes).map_err(|error| tokenizer_error(error.to_string()))?;
+    let mut made_by = Tokenizer::from_bytes(&bytes).map_err(|error| tokenizer_error(error.to_string()))?;
     // Those are for a model's single inputs: a corpus would lose the end of every piece, or get what is no text.
     made_by.with_truncation(None).map_err(|error| tokenizer_error(error.to_string()))?.with_padding(None);
     let largest = made_by.get_vocab(true).into_values().max().unwrap_or(0);
@@ -81,12 +77,6 @@ pub fn tokens(
     let lock = folder.join(format!("{name}.lock"));
     let _held_until_the_end = lock_file(&lock, &made).map_err(failed(&lock))?;
     if !made.exists() {
-        // What is wrong with a text shall not be found after an hour.
-        let texts: Vec<(&Path, &str)> = texts
-            .iter()
-            .zip(&maps)
-            .map(|(path, map)| Ok((path.as_path(), words_of(path, text_of(path, map.as_ref())?)?)))
-            .collect::<Result<_, CorpusError>>()?;
         let (partial, so_far) =
             (folder.join(format!("{name}.partial")), folder.join(format!("{name}.so-far")));
         let written = make(&made_by, &texts, &partial, &so_far, &tokenizer_error);
@@ -114,15 +104,55 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn text_of<'a>(path: &Path, map: Option<&'a Map>) -> Result<&'a [u8], CorpusError> {
-    let Some(map) = map else { return Ok(&[]) };
-    let bytes = map.bytes().map_err(|source| CorpusError::read(path, source))?;
-    bytes.ok_or_else(|| CorpusError::Changed { path: path.display().to_string() })
+/// A file of text, of which pieces are copied out: one that is cut off while it is read is an error, as [`Map`] says.
+#[derive(Debug)]
+struct Text<'a> {
+    path: &'a Path,
+    /// `None`: it is empty.
+    map: Option<Map>,
 }
 
-fn words_of<'a>(path: &Path, text: &'a [u8]) -> Result<&'a str, CorpusError> {
-    std::str::from_utf8(text)
-        .map_err(|error| CorpusError::NotText { path: path.display().to_string(), at: error.valid_up_to() })
+impl<'a> Text<'a> {
+    fn open(path: &'a Path) -> Result<Self, CorpusError> {
+        let map = Map::open(path).map_err(|source| CorpusError::read(path, source))?;
+        Ok(Self { path, map })
+    }
+
+    fn len(&self) -> u64 {
+        self.map.as_ref().map_or(0, Map::len)
+    }
+
+    fn bytes(&self) -> Result<&[u8], CorpusError> {
+        let Some(map) = &self.map else { return Ok(&[]) };
+        let bytes = map.bytes().map_err(|source| CorpusError::read(self.path, source))?;
+        bytes.ok_or_else(|| CorpusError::Changed { path: self.path.display().to_string() })
+    }
+
+    fn read(&self) -> Result<Vec<u8>, CorpusError> {
+        Ok(self.bytes()?.to_vec())
+    }
+
+    /// From byte `at` on, each cut behind a line end; a longer line is a piece by itself.
+    fn pieces(&self, mut at: usize) -> impl Iterator<Item = Result<String, CorpusError>> {
+        std::iter::from_fn(move || match self.piece(at) {
+            Ok(piece) if piece.is_empty() => None,
+            piece => {
+                at += piece.as_ref().map_or(0, String::len);
+                Some(piece)
+            }
+        })
+    }
+
+    /// Empty at the end.
+    fn piece(&self, from: usize) -> Result<String, CorpusError> {
+        let rest = self.bytes()?.get(from..).unwrap_or_default();
+        let line_end = rest.iter().skip(PIECE).position(|byte| *byte == b'\n');
+        let piece = line_end.map_or(rest, |at| &rest[..=PIECE + at]);
+        String::from_utf8(piece.to_vec()).map_err(|error| CorpusError::NotText {
+            path: self.path.display().to_string(),
+            at: from + error.utf8_error().valid_up_to(),
+        })
+    }
 }
 
 /// How much of a file of tokens is made, and is on the disk.
@@ -153,7 +183,7 @@ impl SoFar {
 
 fn make(
     tokenizer: &Tokenizer,
-    texts: &[(&Path, &str)],
+    texts: &[Text<'_>],
     out: &Path,
     kept: &Path,
     bad: &dyn Fn(String) -> CorpusError,
@@ -164,7 +194,7 @@ fn make(
     file.set_len(so_far.tokens * 4).map_err(failed)?;
     file.seek(SeekFrom::End(0)).map_err(failed)?;
     let mut file = BufWriter::new(file);
-    let all: u64 = texts.iter().map(|(_, text)| text.len() as u64).sum();
+    let all: u64 = texts.iter().map(Text::len).sum();
     if so_far != SoFar::default() {
         info!(
             bytes = so_far.text,
@@ -176,25 +206,30 @@ fn make(
     let at_once = std::thread::available_parallelism().map_or(AT_ONCE, |cores| AT_ONCE.min(2 * cores.get()));
     let (begun, mut told) = (Instant::now(), Instant::now());
     let mut skip = so_far.text;
-    for (path, text) in texts {
+    for text in texts {
         // Whole pieces are done, and so it is the begin of one.
-        let from = usize::try_from(skip).unwrap_or(usize::MAX).min(text.len());
-        skip -= from as u64;
-        let text = text.get(from..).unwrap_or_default();
-        for group in pieces(text).collect::<Vec<_>>().chunks(at_once) {
-            let encodings = tokenizer.encode_batch(group.to_vec(), false);
+        let from = skip.min(text.len());
+        skip -= from;
+        let mut pieces = text.pieces(from as usize);
+        loop {
+            let group: Vec<String> = pieces.by_ref().take(at_once).collect::<Result<_, _>>()?;
+            if group.is_empty() {
+                break;
+            }
+            let bytes: usize = group.iter().map(String::len).sum();
+            let encodings = tokenizer.encode_batch(group, false);
             for encoding in encodings.map_err(|error| bad(error.to_string()))? {
                 let ids = encoding.get_ids();
                 so_far.tokens += ids.len() as u64;
                 let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
                 file.write_all(&bytes).map_err(failed)?;
             }
-            so_far.text += group.iter().map(|piece| piece.len() as u64).sum::<u64>();
+            so_far.text += bytes as u64;
             if told.elapsed() >= TELL_EVERY {
                 file.flush().and_then(|()| file.get_ref().sync_data()).map_err(failed)?;
                 so_far.keep(kept).map_err(failed)?;
                 told = Instant::now();
-                info!(file = %path.display(), bytes = so_far.text, of = all, tokens = so_far.tokens, "making tokens of the text");
+                info!(file = %text.path.display(), bytes = so_far.text, of = all, tokens = so_far.tokens, "making tokens of the text");
             }
         }
     }
@@ -206,22 +241,6 @@ fn make(
         "tokens made of the text"
     );
     Ok(())
-}
-
-/// Cut behind a line end; a longer line is a piece by itself.
-fn pieces(text: &str) -> impl Iterator<Item = &str> {
-    let mut rest = text;
-    std::iter::from_fn(move || {
-        if rest.is_empty() {
-            return None;
-        }
-        let from =
-            (PIECE..=rest.len().max(PIECE)).find(|at| rest.is_char_boundary(*at)).unwrap_or(rest.len());
-        let end = rest.get(from..).and_then(|later| later.find('\n')).map_or(rest.len(), |at| from + at + 1);
-        let (piece, later) = rest.split_at(end);
-        rest = later;
-        Some(piece)
-    })
 }
 
 #[cfg(test)]
@@ -308,7 +327,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (out, kept) = (dir.path().join("out"), dir.path().join("kept"));
         let tokenizer = Tokenizer::from_bytes(WORDS).unwrap();
-        let texts = [(Path::new("a"), "a rank\nis "), (Path::new("b"), "lost\na rank")];
+        let paths = ["a", "b"].map(|name| dir.path().join(name));
+        fs::write(&paths[0], "a rank\nis ").unwrap();
+        fs::write(&paths[1], "lost\na rank").unwrap();
+        let texts = [Text::open(&paths[0]).unwrap(), Text::open(&paths[1]).unwrap()];
         let run = |so_far: &str, there: &[u32]| {
             fs::write(&kept, so_far).unwrap();
             fs::write(&out, there.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<_>>()).unwrap();
@@ -345,10 +367,23 @@ mod tests {
 
     #[test]
     fn pieces_end_with_lines_and_lose_nothing() {
+        let dir = tempfile::tempdir().unwrap();
         let line = "ä".repeat(300_001) + "\n";
         let text = line.repeat(5) + "end";
-        let cut: Vec<_> = pieces(&text).collect();
+        let (_, path) = files(dir.path(), &text);
+        let cut: Vec<_> = Text::open(&path).unwrap().pieces(0).map(Result::unwrap).collect();
         assert_eq!(cut.concat(), text);
         assert!(cut.len() > 2 && cut[..cut.len() - 1].iter().all(|piece| piece.ends_with('\n')));
+    }
+
+    #[test]
+    fn a_text_that_is_cut_off_while_it_is_read_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let (_, path) = files(dir.path(), &"a rank is lost\n".repeat(200_000));
+        let text = Text::open(&path).unwrap();
+        let mut pieces = text.pieces(0);
+        assert!(pieces.next().unwrap().is_ok());
+        File::options().write(true).open(&path).unwrap().set_len(100).unwrap();
+        assert!(matches!(pieces.next(), Some(Err(CorpusError::Changed { .. }))));
     }
 }
