@@ -6,7 +6,7 @@
 //! the copy itself.
 
 use crate::Real;
-use crate::lengthen::lengthen;
+use crate::pages::lengthen;
 use crate::reshard::{positions_in, run_at};
 use crate::shard::{AxisShard, Shard};
 use bytemuck::cast_slice_mut;

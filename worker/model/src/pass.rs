@@ -4,6 +4,7 @@ use crate::batch::{Batch, BatchError};
 use crate::cpu::kernels::{Rotary, add, fill, norm_partials, rms_norm, rms_norm_backward, size};
 use crate::dropout::Place;
 use crate::linear::Extents;
+use crate::pages::give_back;
 use crate::parallel::TensorParallel;
 use crate::shape::Shape;
 use crate::shard::Shard;
@@ -188,6 +189,7 @@ impl<T: Real> Shard<T> {
             if need < workspace.need {
                 workspace = Workspace::default();
             }
+            give_back();
             workspace.need = need;
         }
         workspace.rotary.prepare(batch.seq_len, self.shape.head_dim);

@@ -210,8 +210,8 @@ fn resident() -> u64 {
 const CHILD: &str = "REKNIT_TEST_MEMORY_CHILD";
 
 /// Reshards again and again, and tells the resident memory after each, beside what the planner counts.
-fn reshard_again_and_again() {
-    let model = ModelSpec { layers: 3, hidden: 512, ffn: 1408, ..model() };
+fn reshard_again_and_again(layers: u32, hidden: u32, ffn: u32) {
+    let model = ModelSpec { layers, hidden, ffn, ..model() };
     let samples = 2;
     let batch = batch(&model, samples, 1);
     let mut shard = Shard::<f32>::init(&model, 1, &sixteenths(&model, 0, 16));
@@ -241,13 +241,20 @@ fn reshard_again_and_again() {
 /// In a process of its own, with the allocator set as the agent sets it for workers.
 #[test]
 fn memory_comes_back_after_reshards() {
-    if std::env::var_os(CHILD).is_some() {
-        return reshard_again_and_again();
+    // Matrices that the allocator maps one by one, and such as lie side by side in its heap.
+    match std::env::var(CHILD).as_deref() {
+        Ok("large") => return reshard_again_and_again(3, 512, 1408),
+        Ok(_) => return reshard_again_and_again(48, 128, 352),
+        Err(_) => {}
     }
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    ["large", "small"].into_iter().for_each(stays_small);
+}
+
+fn stays_small(matrices: &str) {
     let output = std::process::Command::new(std::env::current_exe().expect("this test"))
         .args(["--exact", "memory_comes_back_after_reshards", "--nocapture"])
-        .env(CHILD, "1")
+        .env(CHILD, matrices)
         .env(
             "GLIBC_TUNABLES",
             "glibc.malloc.mmap_threshold=655360:glibc.malloc.trim_threshold=1310720:glibc.malloc.hugetlb=1",

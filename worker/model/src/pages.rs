@@ -1,4 +1,4 @@
-//! Longer buffers of zeros, whose memory the kernel is asked for in one go.
+//! Memory asked of the kernel in one go, and given back to it.
 
 #![allow(unsafe_code)]
 
@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 /// Asked for at a time, in bytes: so little that it is in the cache when it is written.
 const AT_A_TIME: usize = 256 << 10;
 
-/// Does what `resize` does. A page that is first touched by writing costs a fault of its own, which takes longer than to
+/// Makes the buffer longer, by zeros. A page that is first touched by writing costs a fault of its own, which takes longer than to
 /// make the page.
 pub(crate) fn lengthen<T: Real>(buffer: &mut Vec<T>, len: usize) {
     buffer.reserve_exact(len.saturating_sub(buffer.len()));
@@ -30,6 +30,16 @@ fn populate<T>(room: &mut [MaybeUninit<T>]) {
         // SAFETY: the pages are part of `room`, which is borrowed for this alone, and this advice changes no byte of them.
         let _ = unsafe { madvise(start.wrapping_add(before).cast(), len, Advice::LinuxPopulateWrite) };
     }
+}
+
+/// Gives what is free back to the kernel, also between blocks that are in use: by itself the C library does so at the end of
+/// its heap only. The free pages that are used again cost a fault each.
+pub(crate) fn give_back() {
+    // SAFETY: this may be called at any time, from any thread.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::malloc_trim(0)
+    };
 }
 
 #[cfg(test)]
