@@ -10,7 +10,7 @@ use reknit_worker::abort::Aborts;
 use reknit_worker::groups::{Communicator, Joiner};
 use reknit_worker::messages::{Participant, Prepare, Timeouts};
 use reknit_worker::pace::Pace;
-use reknit_worker::reshard::{CHUNK, Exchange};
+use reknit_worker::reshard::{CHUNK, Reshard};
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::io::{Read, Write};
@@ -43,21 +43,21 @@ fn main() {
             [("shm", Transport::Shared), ("unix", Transport::Unix), ("tcp", Transport::Tcp)]
         {
             let epoch = Epoch(round as u64 + 1);
-            let exchange = Exchange { model, epoch, transfers: &transfers, chunk };
+            let reshard = Reshard { model, epoch, transfers: &transfers, chunk };
             let planes = [0, 1].map(|_| Arc::new(HostPlane::over(transport, "node", "127.0.0.1").unwrap()));
             let start = Barrier::new(2);
             let (came, took) = thread::scope(|scope| {
                 scope.spawn(|| {
                     let mut comm = join(&job, epoch, 0, &planes);
                     start.wait();
-                    exchange.run(&mut comm, &mut whole).unwrap();
+                    reshard.run(&mut comm, &mut whole).unwrap();
                     comm.retire();
                 });
                 let mut shard = Shard::<f32>::awaiting(model, &owned).unwrap();
                 let mut comm = join(&job, epoch, 1, &planes);
                 start.wait();
                 let begun = Instant::now();
-                let came = exchange.run(&mut comm, &mut shard).unwrap();
+                let came = reshard.run(&mut comm, &mut shard).unwrap();
                 let took = begun.elapsed();
                 shard.check_arrived().unwrap();
                 comm.retire();

@@ -9,7 +9,7 @@ use crate::data::Corpus;
 use crate::groups::{Joined, Team};
 use crate::messages::{Committed, Phase, Prepare, Share, StepPart, StepVote, Timeouts, WorkerState};
 use crate::pace::Pace;
-use crate::reshard::Exchange;
+use crate::reshard::Reshard;
 use crate::saver::Saver;
 use crate::session::Outbox;
 pub use error::RankError;
@@ -308,13 +308,13 @@ impl<T: Real + Element> Rank<T> {
                     "the plan wants state of this worker, which holds none of step {step}"
                 ))
             })?;
-            let exchange = Exchange {
+            let reshard = Reshard {
                 model,
                 epoch: prepare.epoch,
                 transfers: &prepare.transfers,
                 chunk: self.setting.chunk,
             };
-            bytes_received = exchange.run(&mut comm, shard)?;
+            bytes_received = reshard.run(&mut comm, shard)?;
             comm.retire();
         }
         let mut replicated_digest = String::new();

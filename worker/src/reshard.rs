@@ -74,7 +74,7 @@ impl Piece<'_> {
 
 /// The transfers in which this worker takes part.
 #[derive(Debug)]
-pub struct Exchange<'a> {
+pub struct Reshard<'a> {
     pub model: &'a ModelSpec,
     pub epoch: Epoch,
     /// Each with its number in the plan.
@@ -83,7 +83,7 @@ pub struct Exchange<'a> {
     pub chunk: usize,
 }
 
-impl Exchange<'_> {
+impl Reshard<'_> {
     /// Sends what the shard holds and fills the room that it has made. Returns how many bytes came.
     ///
     /// # Errors
