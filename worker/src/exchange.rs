@@ -243,8 +243,7 @@ impl<T: Real + Element> Exchange<T> {
             Stage::Returned => {
                 if let (Some(giveback), Some(work)) = (&groups.giveback, work) {
                     flight.passing = numbers(giveback.wait(work)?)?;
-                    unpack(&parcel.give, &flight.passing, &mut flight.own);
-                    idle.put(std::mem::take(&mut flight.passing));
+                    flight.take_back(parcel, idle);
                 }
                 flight.stage = Stage::Landed;
                 flight.land(parcel, shard, self.norm)?;
@@ -258,8 +257,13 @@ impl<T: Real + Element> Exchange<T> {
 
 impl<T: Real + Element> Flight<T> {
     fn hand_over(&mut self, parcel: &Parcel, idle: &mut Idle<T>, group: &mut Communicator) {
-        self.passing = idle.take(parcel.passing());
-        pack(&parcel.give, &self.own, &mut self.passing);
+        self.passing = if parcel.passed_whole {
+            std::mem::take(&mut self.own[0])
+        } else {
+            let mut passing = idle.take(parcel.passing());
+            pack(&parcel.give, &self.own, &mut passing);
+            passing
+        };
         self.pass(&parcel.given, &parcel.handed, group);
     }
 
@@ -296,6 +300,16 @@ impl<T: Real + Element> Flight<T> {
     /// The hand-over, the other way round.
     fn give_back(&mut self, parcel: &Parcel, group: &mut Communicator) {
         self.pass(&parcel.handed, &parcel.given, group);
+    }
+
+    fn take_back(&mut self, parcel: &Parcel, idle: &mut Idle<T>) {
+        let passing = std::mem::take(&mut self.passing);
+        if parcel.passed_whole {
+            self.own[0] = passing;
+        } else {
+            unpack(&parcel.give, &passing, &mut self.own);
+            idle.put(passing);
+        }
     }
 
     fn land(&mut self, parcel: &Parcel, shard: &mut Shard<T>, norm: bool) -> Result<(), ShardError> {

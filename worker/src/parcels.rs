@@ -34,6 +34,8 @@ pub struct Parcel {
     pub column: usize,
     /// The column is one bucket just as it lies in this rank's gradients: it is moved instead of copied.
     pub whole: bool,
+    /// What passes is, in the same way, one bucket that is handed over as a whole.
+    pub passed_whole: bool,
 }
 
 /// Values that lie side by side in one of several buffers and in a packed one.
@@ -119,13 +121,14 @@ impl Parcel {
             }
         }
         let moved = [Run { buffer: 0, at: 0, packed: 0, len: own_len::<T>(model, sync, &buckets) }];
-        let whole = buckets.len() == 1 && take.is_empty() && keep == moved;
+        let alone = buckets.len() == 1 && incoming.is_empty();
+        let (whole, passed_whole) = (alone && keep == moved, alone && give == moved);
         let handed = by_rank(&incoming, behind);
         let crossing = buckets.iter().any(|bucket| match bucket {
             Bucket::Axis(axis) => sync.crossing.contains(axis),
             Bucket::Replicated => false,
         });
-        Ok(Self { buckets, crossing, give, keep, take, given, handed, column, whole })
+        Ok(Self { buckets, crossing, give, keep, take, given, handed, column, whole, passed_whole })
     }
 
     /// How many values pass between this rank and others.

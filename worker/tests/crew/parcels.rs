@@ -3,8 +3,8 @@
 use crate::crew::spec;
 use reknit_layout::job::ModelSpec;
 use reknit_layout::{
-    Axis, Epoch, GpuId, Holding, Incarnation, JobSpec, Layout, Place, PlanRequest, Step, Topology, Units,
-    WorkerKey, candidates,
+    Axis, Epoch, GpuId, Holding, Incarnation, JobSpec, Layout, Place, PlanRequest, Slot, Step, Topology,
+    Units, WorkerKey, candidates,
 };
 use reknit_model::{Bucket, Shard};
 use reknit_worker::parcels::{PARCEL_BYTES, Parcel, pack, unpack};
@@ -133,6 +133,7 @@ fn check(job: &JobSpec, layout: &Layout, target: usize) -> (usize, bool) {
                 *passing = vec![f64::NAN; parcel.passing()];
                 pack(&parcel.give, own, passing);
                 assert!(passing.is_empty() || parcel.crossing);
+                assert!(!parcel.passed_whole || *passing == own[0], "it could not be moved as it lies");
                 travelled |= !passing.is_empty();
             }
             all_to_all(group, number, |parcel| &parcel.given, |parcel| &parcel.handed);
@@ -235,6 +236,17 @@ fn nothing_is_copied_where_all_replicas_are_split_alike() {
     let sync = SyncPlan::new(&layout, Place::new(1, 0, 2)).unwrap();
     for parcel in Parcel::all::<f64>(&job.model, &sync, 0).unwrap() {
         assert!(parcel.whole || parcel.buckets == [Bucket::Replicated], "{parcel:?}");
+    }
+}
+
+#[test]
+fn what_one_host_gets_all_of_is_not_copied() {
+    let job = wide(2, 2);
+    let layout = layout(&job, &[(1, 0)]);
+    let guest = Slot(u32::from(layout.sync[0].hosts[0] == [Slot(0)]));
+    let sync = SyncPlan::new(&layout, Place::new(0, 0, guest.0)).unwrap();
+    for parcel in Parcel::all::<f64>(&job.model, &sync, 0).unwrap() {
+        assert!(parcel.passed_whole || parcel.buckets == [Bucket::Replicated], "{parcel:?}");
     }
 }
 
