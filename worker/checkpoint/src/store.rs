@@ -221,9 +221,11 @@ pub(crate) fn parts(folder: &Path) -> Result<Vec<Part>, CheckpointError> {
     for path in paths {
         let part = Part::read(&path)?;
         let first = parts.first().map_or(&part.heading, |first| &first.heading);
-        let own_folder = folder.file_name().is_some_and(|name| *name == *part.heading.id().to_string());
-        if !own_folder || first.model != part.heading.model {
-            return Err(CheckpointError::damaged(&path, "it is a part of another checkpoint"));
+        let own_folder = part.heading.id().to_string();
+        if folder.file_name().is_none_or(|name| *name != *own_folder) || first.model != part.heading.model {
+            let problem =
+                format!("it is a part of another checkpoint, which lies in a folder named {own_folder}");
+            return Err(CheckpointError::damaged(&path, problem));
         }
         parts.push(part);
     }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 pub(crate) enum CheckpointCommand {
     /// The checkpoints of a job, the last written first.
     Ls {
-        /// The folder of the job in its checkpoint.dir.
+        /// The folder of the job in its checkpoint.dir, or of one checkpoint.
         folder: PathBuf,
         #[arg(long, value_enum, default_value_t = Format::Table)]
         format: Format,
@@ -58,8 +58,19 @@ pub(super) fn newest_in(folder: &Path) -> Result<Checkpoint, Failure> {
     .map_err(failed)
 }
 
-fn list(folder: &Path, format: Format) -> Result<(), Failure> {
+/// A job's checkpoints, or the one of this folder.
+fn found_in(folder: &Path) -> Result<Vec<Found>, Failure> {
     let found = Store::new(folder).list().map_err(failed)?;
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    let folder = std::path::absolute(folder).map_err(Failure::failed(folder.display()))?;
+    let beside = folder.parent().and_then(|of_job| Store::new(of_job).list().ok()).unwrap_or_default();
+    Ok(beside.into_iter().filter(|found| found.folder == folder).collect())
+}
+
+fn list(folder: &Path, format: Format) -> Result<(), Failure> {
+    let found = found_in(folder)?;
     if found.is_empty() && !folder.is_dir() {
         return Err(Failure::Usage(format!("{}: there is no such folder", folder.display())));
     }
@@ -128,4 +139,27 @@ fn verify(folder: &Path, format: Format) -> Result<(), Failure> {
 
 fn failed(error: CheckpointError) -> Failure {
     Failure::Failed(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use reknit_layout::{CheckpointId, Step};
+
+    #[test]
+    fn a_checkpoint_is_found_in_its_jobs_folder_and_in_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = |step| {
+            let id = CheckpointId { step: Step(step), digest: "0123456789abcdef".to_owned() };
+            dir.path().join(id.to_string())
+        };
+        let names = [4, 8].map(name);
+        names.iter().for_each(|folder| std::fs::create_dir(folder).unwrap());
+        let folders = |folder: &Path| -> Vec<PathBuf> {
+            found_in(folder).unwrap_or_default().into_iter().map(|found| found.folder).collect()
+        };
+        assert_eq!(folders(dir.path()).len(), 2);
+        assert_eq!(folders(&names[0]), [names[0].clone()]);
+        assert_eq!(folders(&name(9)), [] as [PathBuf; 0]);
+    }
 }

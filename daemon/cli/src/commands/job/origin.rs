@@ -54,8 +54,10 @@ fn earlier_run(spec: &JobSpec) -> Option<String> {
         ("an earlier run of this very job file", spec.checkpoint.from.as_str())
     };
     Some(format!(
-        "{folder} has checkpoints of {whose}, the last of step {step}: to go on from it, submit with `--from {newest}`; to \
-         begin with {beginning}, give the job another name or another checkpoint.dir, or remove those checkpoints"
+        "{folder} has checkpoints of {whose}, the last of step {step}: is it still running? `reknit job show {name}` tells. \
+         To go on from it, submit with `--from {newest}`; to begin with {beginning}, give the job another name or another \
+         checkpoint.dir, or remove the checkpoints of a run that has ended",
+        name = spec.name
     ))
 }
 
@@ -119,11 +121,10 @@ mod tests {
             let error = refused(&job(dir.path(), change), None);
             assert!(error.contains(&format!("{folder} has checkpoints of an earlier run")), "{error}");
             assert!(
-                error.contains(&format!(
-                    "step 700: to go on from it, submit with `--from {}`",
-                    newest.display()
-                ))
+                error.contains("step 700: is it still running? `reknit job show example` tells."),
+                "{error}"
             );
+            assert!(error.contains(&format!("submit with `--from {}`", newest.display())), "{error}");
             assert!(error.contains("another name or another checkpoint.dir, or remove"), "{error}");
         }
         assert!(prepare(&job(dir.path(), |job| job.name = "other".to_owned()), None).is_ok());
