@@ -3,7 +3,8 @@
 /// What [`crate::Group::exchange`] asks for memory, on the thread that called it: for each rank from its first byte on,
 /// in order, and sometimes twice for the same.
 ///
-/// Nothing of it is kept when the exchange returns, whatever comes of it.
+/// Nothing of it is kept when the exchange returns, whatever comes of it. Of the bytes of all other operations the plane
+/// sees itself that none changed on the way through a socket; of these, whoever lends them does.
 pub trait Lent {
     /// How many bytes go to rank `to`.
     fn outgoing(&self, to: usize) -> usize;

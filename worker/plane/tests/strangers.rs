@@ -115,7 +115,7 @@ fn garbage_is_hung_up_on() {
         let mut unix = dial_unix(&endpoint);
         unix.set_read_timeout(Some(PATIENCE)).unwrap();
         // The right magic, then a body that makes no sense.
-        unix.write_all(b"reknit\0\x02\x10\x00").unwrap();
+        unix.write_all(b"reknit\0\x03\x10\x00").unwrap();
         unix.write_all(&[0xff; 16]).unwrap();
         assert!(matches!(unix.read(&mut [0; 16]), Ok(0)));
     });

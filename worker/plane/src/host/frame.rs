@@ -2,10 +2,15 @@
 //!
 //! A message is cut into segments of [`SEGMENT`] bytes, each behind a header, so that a rank which gives up can say so
 //! at the next segment instead of just vanishing.
+//!
+//! A header ends with its own checksum, and holds one of the segment behind it when that goes through a socket: the 16
+//! bits of TCP's own let some damage pass, and a wrong gradient would train a wrong model without a word.
 
 use crate::{AbortReason, PlaneError};
 
 pub(super) const HEADER: usize = 48;
+/// The header's bytes before its own checksum.
+const SUMMED: usize = HEADER - 4;
 /// Payload bytes behind one header at most.
 pub(super) const SEGMENT: usize = 1 << 20;
 
@@ -97,8 +102,8 @@ impl std::fmt::Display for Cause {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Frame {
-    /// A segment follows.
-    Data(Stamp),
+    /// A segment follows, with this CRC-32 if it has one.
+    Data(Stamp, Option<u32>),
     /// The rank leaves in order; nothing follows.
     Goodbye,
     /// The rank gave up; nothing follows.
@@ -107,14 +112,17 @@ pub(super) enum Frame {
 
 impl Frame {
     pub(super) fn encode(self, epoch: u64) -> [u8; HEADER] {
-        let (kind, code, round, sequence, digest, length) = match self {
-            Frame::Data(s) => (1, s.code, s.round, s.sequence, s.digest, s.length),
-            Frame::Goodbye => (2, 0, 0, 0, 0, 0),
+        let nothing = Stamp { code: 0, round: 0, sequence: 0, digest: 0, length: 0 };
+        let (kind, stamp, sum) = match self {
+            Frame::Data(stamp, None) => (1, stamp, 0),
+            Frame::Goodbye => (2, nothing, 0),
             Frame::Abort(cause) => {
                 let (code, rank) = cause.encode();
-                (3, code, 0, rank, 0, 0)
+                (3, Stamp { code, sequence: rank, ..nothing }, 0)
             }
+            Frame::Data(stamp, Some(sum)) => (4, stamp, sum),
         };
+        let Stamp { code, round, sequence, digest, length } = stamp;
         let mut bytes = [0; HEADER];
         bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[4] = kind;
@@ -124,6 +132,9 @@ impl Frame {
         bytes[16..24].copy_from_slice(&sequence.to_le_bytes());
         bytes[24..32].copy_from_slice(&digest.to_le_bytes());
         bytes[32..40].copy_from_slice(&length.to_le_bytes());
+        bytes[40..SUMMED].copy_from_slice(&sum.to_le_bytes());
+        let own = crc32fast::hash(&bytes[..SUMMED]);
+        bytes[SUMMED..].copy_from_slice(&own.to_le_bytes());
         bytes
     }
 
@@ -137,19 +148,24 @@ impl Frame {
         if bytes[0..4] != MAGIC.to_le_bytes() {
             return Err("it sent something that is not a frame".into());
         }
+        if bytes[SUMMED..] != crc32fast::hash(&bytes[..SUMMED]).to_le_bytes() {
+            return Err("it sent a frame that was damaged on its way".into());
+        }
         if word(8) != epoch {
             return Err(format!("it sent a frame of epoch {}", word(8)));
         }
+        let stamp = Stamp {
+            code: bytes[5],
+            round: u16::from_le_bytes([bytes[6], bytes[7]]),
+            sequence: word(16),
+            digest: word(24),
+            length: word(32),
+        };
         match bytes[4] {
-            1 => Ok(Frame::Data(Stamp {
-                code: bytes[5],
-                round: u16::from_le_bytes([bytes[6], bytes[7]]),
-                sequence: word(16),
-                digest: word(24),
-                length: word(32),
-            })),
+            1 => Ok(Frame::Data(stamp, None)),
             2 => Ok(Frame::Goodbye),
-            3 => Ok(Frame::Abort(Cause::decode(bytes[5], word(16)))),
+            3 => Ok(Frame::Abort(Cause::decode(stamp.code, stamp.sequence))),
+            4 => Ok(Frame::Data(stamp, Some(word(40) as u32))),
             kind => Err(format!("it sent a frame of unknown kind {kind}")),
         }
     }
@@ -171,14 +187,17 @@ mod tests {
             Cause::Mismatch(0),
             Cause::Failure,
         ];
-        let frames = [Frame::Data(stamp), Frame::Goodbye].into_iter().chain(causes.map(Frame::Abort));
+        let frames = [Frame::Data(stamp, None), Frame::Data(stamp, Some(0)), Frame::Goodbye];
+        let frames = frames.into_iter().chain(causes.map(Frame::Abort));
         for frame in frames {
             let bytes = frame.encode(9);
             assert_eq!(Frame::decode(&bytes, 9), Ok(frame));
             assert!(Frame::decode(&bytes, 8).is_err());
-            let mut garbled = bytes;
-            garbled[0] ^= 1;
-            assert!(Frame::decode(&garbled, 9).is_err());
+            for bit in 0..HEADER * 8 {
+                let mut garbled = bytes;
+                garbled[bit / 8] ^= 1 << (bit % 8);
+                assert!(Frame::decode(&garbled, 9).is_err(), "{frame:?} with another bit {bit}");
+            }
         }
     }
 }

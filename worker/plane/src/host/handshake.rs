@@ -9,7 +9,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
 /// Changes with every incompatible change of handshake, frames or algorithms.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 const MAGIC: [u8; 7] = *b"reknit\0";
 pub(super) const NONCE: usize = 32;
 pub(super) const PROOF: usize = 32;

@@ -3,6 +3,7 @@
 use super::frame::{Cause, Frame, HEADER, SEGMENT, Stamp};
 use super::wire::Wire;
 use crate::PlaneError;
+use crc32fast::Hasher;
 use rustix::io::Errno;
 
 /// Bytes read ahead: enough for a small message and its header in one call.
@@ -48,8 +49,10 @@ pub(super) struct Link {
     staged: Box<[u8]>,
     start: usize,
     end: usize,
-    /// A header that was read and whose operation has not come yet.
-    next: Option<Stamp>,
+    /// A header that was read and whose operation has not come yet, and the checksum of its segment.
+    next: Option<(Stamp, Option<u32>)>,
+    /// What the current segment's checksum shall be, and what it is so far.
+    sum: Option<(u32, Hasher)>,
     /// Bytes of the current segment still to be read.
     segment: usize,
     /// Bytes of the current message in the segments after that.
@@ -66,6 +69,7 @@ impl Link {
             start: 0,
             end: 0,
             next: None,
+            sum: None,
             segment: 0,
             left: 0,
             retired: false,
@@ -95,17 +99,18 @@ impl Link {
             header.copy_from_slice(&self.staged[self.start..self.start + HEADER]);
             self.start += HEADER;
             match Frame::decode(&header, self.epoch).map_err(LinkError::Garbage)? {
-                Frame::Data(stamp) => self.next = Some(stamp),
+                Frame::Data(stamp, sum) => self.next = Some((stamp, sum)),
                 Frame::Goodbye => self.retired = true,
                 Frame::Abort(cause) => return Err(LinkError::Left(cause)),
             }
         }
-        Ok(self.next)
+        Ok(self.next.map(|(stamp, _)| stamp))
     }
 
     /// Accepts the segment whose header was peeked at.
     pub(super) fn open_segment(&mut self) {
-        if let Some(stamp) = self.next.take() {
+        if let Some((stamp, sum)) = self.next.take() {
+            self.sum = sum.map(|sum| (sum, Hasher::new()));
             let left = if self.left > 0 { self.left } else { stamp.length as usize };
             self.segment = SEGMENT.min(left);
             self.left = left - self.segment;
@@ -132,7 +137,21 @@ impl Link {
             self.wire.read(into)?
         };
         self.segment -= count;
+        if let Some((_, found)) = &mut self.sum {
+            found.update(&into[..count]);
+        }
+        if self.segment == 0
+            && let Some((sent, found)) = self.sum.take()
+            && sent != found.finalize()
+        {
+            return Err(LinkError::Garbage("it sent data that was damaged on its way".into()));
+        }
         Ok(count)
+    }
+
+    /// Whether what is written needs a checksum: memory that is shared has no way on which it could be damaged.
+    pub(super) fn sums(&self) -> bool {
+        !self.wire.is_shared()
     }
 
     /// Reads ahead. False when nothing is there yet.
@@ -198,7 +217,7 @@ mod tests {
             let (near, mut far) = UnixStream::pair().unwrap();
             near.set_nonblocking(true).unwrap();
             let stamp = Stamp { code: 1, round: 0, sequence: 0, digest: 0, length: length as u64 };
-            far.write_all(&Frame::Data(stamp).encode(3)).unwrap();
+            far.write_all(&Frame::Data(stamp, None).encode(3)).unwrap();
             far.write_all(&[7; LEN]).unwrap();
             far.write_all(&Frame::Abort(Cause::LostPeer(2)).encode(3)).unwrap();
             drop(far);

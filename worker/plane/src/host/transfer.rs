@@ -25,7 +25,10 @@ impl From<LinkError> for TransferError {
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) transfer: Transfer,
-    header: [u8; HEADER],
+    stamp: Stamp,
+    epoch: u64,
+    /// Of the segment that is next, once there was an attempt to send it.
+    header: Option<[u8; HEADER]>,
     header_left: usize,
     sent: usize,
     segment_end: usize,
@@ -36,7 +39,9 @@ impl Outgoing {
     pub(super) fn new(transfer: Transfer, stamp: Stamp, epoch: u64) -> Outgoing {
         Outgoing {
             transfer,
-            header: Frame::Data(stamp).encode(epoch),
+            stamp,
+            epoch,
+            header: None,
             header_left: HEADER,
             sent: 0,
             segment_end: SEGMENT.min(transfer.span.len),
@@ -75,7 +80,8 @@ impl Outgoing {
         if self.done() {
             return Ok(false);
         }
-        let head = &self.header[HEADER - self.header_left..];
+        let header = self.header(link, memory);
+        let head = &header[HEADER - self.header_left..];
         let body = memory.outgoing(lent, &self.transfer, self.sent, self.segment_end);
         if body.is_empty() && self.sent < self.segment_end {
             return Err(TransferError::NotLent);
@@ -87,8 +93,19 @@ impl Outgoing {
         if self.header_left == 0 && self.sent == self.segment_end && self.sent < self.total {
             self.segment_end = self.total.min(self.sent + SEGMENT);
             self.header_left = HEADER;
+            self.header = None;
         }
         Ok(count > 0)
+    }
+
+    /// Lent memory is asked for in order and once: whoever lends it sums it, as [`crate::Lent`] says.
+    fn header(&mut self, link: &Link, memory: &Memory) -> [u8; HEADER] {
+        *self.header.get_or_insert_with(|| {
+            let body = || &memory.bytes(self.transfer.span)[self.sent..self.segment_end];
+            let summed = link.sums() && self.transfer.span.space != Space::Lent;
+            let sum = summed.then(|| crc32fast::hash(body()));
+            Frame::Data(self.stamp, sum).encode(self.epoch)
+        })
     }
 }
 

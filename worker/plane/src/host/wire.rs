@@ -39,6 +39,11 @@ impl Wire {
         sockopt::socket_domain(&self.socket) == Ok(AddressFamily::UNIX)
     }
 
+    /// Data goes through memory that both ranks have, and not through the socket.
+    pub(super) fn is_shared(&self) -> bool {
+        self.near.is_some()
+    }
+
     pub(super) fn ring(&mut self) -> Option<&mut Ring> {
         self.near.as_mut().map(|near| &mut near.ring)
     }
