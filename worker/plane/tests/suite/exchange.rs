@@ -6,6 +6,9 @@ use reknit_plane::{AbortReason, Buffer, Lent, Op, Plane, PlaneError, Reduce};
 use std::thread;
 use std::time::Duration;
 
+/// Long enough to be told by a peer, and waited out where nobody can tell.
+const DISAGREE: Duration = Duration::from_secs(1);
+
 /// Lends a few bytes at a time, and as a whole no more than it may.
 struct Pieces {
     out: Vec<Vec<u8>>,
@@ -66,6 +69,7 @@ fn lens(size: usize, salt: usize) -> Vec<Vec<usize>> {
 pub(super) fn exchanges(planes: &[Box<dyn Plane>]) {
     every_byte_comes(planes);
     memory_that_ends_ends_the_exchange(planes);
+    who_disagrees_is_told(planes);
     abort_at_any_moment(planes);
 }
 
@@ -107,6 +111,36 @@ fn memory_that_ends_ends_the_exchange(planes: &[Box<dyn Plane>]) {
             group.exchange(&mut pieces, PATIENCE).unwrap_err()
         });
         left_by_itself(errors, 0, |error| matches!(error, PlaneError::Io { .. }));
+    }
+}
+
+/// Two ranks count on other lengths, or on one round more. The next operation tells one of them, and the one
+/// after that the other.
+fn who_disagrees_is_told(planes: &[Box<dyn Plane>]) {
+    if planes.len() < 2 {
+        return;
+    }
+    // What rank 0 sends rank 1 in each round, and what rank 1 waits for.
+    let cases: [(&[usize], &[usize]); 6] = [
+        (&[10], &[0]),
+        (&[0], &[10]),
+        (&[10], &[20]),
+        (&[2_300_001], &[2_300_000]),
+        (&[10, 20], &[10]),
+        (&[10], &[10, 20]),
+    ];
+    for (number, (sent, awaited)) in cases.into_iter().enumerate() {
+        let ends = ranks(planes, 6, &format!("disagree {number}"), |mut group| {
+            let (me, size) = (group.rank(), group.size());
+            for &len in if me == 0 { sent } else { awaited } {
+                let mut lens = vec![vec![0; size]; size];
+                lens[0][1] = len;
+                group.exchange(&mut Pieces::new(me, &lens, 1 << 30), DISAGREE)?;
+            }
+            group.submit(Op::Barrier, DISAGREE).wait()?;
+            group.submit(Op::Barrier, DISAGREE).wait()
+        });
+        assert!(ends[0].is_err() && ends[1].is_err(), "{sent:?} and {awaited:?}: {ends:?}");
     }
 }
 
