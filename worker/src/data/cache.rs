@@ -73,6 +73,10 @@ pub fn tokens(
         return Err(tokenizer_error(format!("its largest token is {largest}, and model.vocab = {vocab}")));
     }
 
+    // It has its name only once it is whole. A folder that others have filled need not be one that can be written.
+    if made.exists() {
+        return Ok(made);
+    }
     fs::create_dir_all(folder).map_err(failed(folder))?;
     let lock = folder.join(format!("{name}.lock"));
     let _held_until_the_end = lock_file(&lock, &made).map_err(failed(&lock))?;
@@ -278,6 +282,11 @@ mod tests {
         // Another worker finds it; other text is another file.
         fs::write(&made, [9, 0, 0, 0]).unwrap();
         assert_eq!(read(&tokens(&cache, &tokenizer, &[text.clone(), text.clone()], 5).unwrap()), [9]);
+        // Nor is anything written there for it.
+        let lock = made.with_extension("lock");
+        fs::remove_file(&lock).unwrap();
+        tokens(&cache, &tokenizer, &[text.clone(), text.clone()], 5).unwrap();
+        assert!(!lock.exists(), "a folder that is only read will do");
         fs::write(&text, "a rank").unwrap();
         let other = tokens(&cache, &tokenizer, &[text], 5).unwrap();
         assert_eq!(read(&other), [1, 2]);
