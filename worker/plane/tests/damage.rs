@@ -2,15 +2,16 @@
 
 #![allow(clippy::unwrap_used)]
 
-use reknit_plane::{Buffer, Endpoint, GroupSpec, HostPlane, Op, Plane, PlaneError, Ticket, Transport};
+mod common;
+
+use common::{PATIENCE, spec};
+use reknit_plane::{Buffer, Endpoint, HostPlane, Op, Plane, PlaneError, Transport};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::thread;
-use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(30);
 const HEADER: usize = 48;
 const VALUES: usize = 40;
 const MESSAGE: usize = HEADER + VALUES * size_of::<f32>();
@@ -91,17 +92,7 @@ fn send(transport: Transport, flip: Option<usize>) -> Result<Vec<f32>, PlaneErro
             between(unix.accept().unwrap().0, UnixStream::connect_addr(&address).unwrap(), flip)
         }
     });
-    let join = |rank: usize, members: &[Endpoint]| {
-        planes[rank].join(GroupSpec {
-            job: "job".into(),
-            epoch: 4,
-            name: "world".into(),
-            members: members.to_vec(),
-            rank,
-            ticket: Ticket([4; 32]),
-            deadline: PATIENCE,
-        })
-    };
+    let join = |rank: usize, members: &[Endpoint]| planes[rank].join(spec(members, rank));
     let came = thread::scope(|scope| {
         scope.spawn(|| {
             let mut group = join(0, &members).unwrap();

@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
+use common::{PATIENCE, spec};
 use reknit_plane::{Endpoint, Group, GroupSpec, HostPlane, Op, Plane, PlaneError, Ticket, Transport};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -10,22 +13,8 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::thread;
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(30);
-
 fn plane() -> HostPlane {
     HostPlane::new("node", "127.0.0.1").unwrap()
-}
-
-fn spec(members: &[Endpoint], rank: usize) -> GroupSpec {
-    GroupSpec {
-        job: "job".into(),
-        epoch: 4,
-        name: "world".into(),
-        members: members.to_vec(),
-        rank,
-        ticket: Ticket([4; 32]),
-        deadline: PATIENCE,
-    }
 }
 
 /// Rank 0 waits for its join while `meanwhile` happens to it; then the right rank 1 comes, and both work.
